@@ -1,0 +1,173 @@
+"""Where documents come from: local files, hub data sets, packages and the lab world, as one stream.
+
+`read_documents(spec, cache)` yields `Document`s; what was read is described by a frozen `CorpusSpec` and
+identified by `fingerprint`. Records that cannot be used are left out, counted by reason with file and
+line, and never end the stream; but when more than `max_skipped` of them are unusable, or none is left, the
+run must not go on and a `DataError` says why.
+
+- **files**: txt, JSON lines and Parquet, plain or compressed (see `files.py`); `path` is a file, a folder
+  or a glob.
+- **hub**: a data set on the Hugging Face hub or in a local folder, streamed by `datasets`. Remote code is
+  never run: `datasets` itself has no such option since version 4.
+- **package**: `libreoffice_help` or `debian_handbook` (see `packages.py`).
+- **world**: the lab world (see `world.py`).
+
+Nothing in the data is executed. Cost: memory for one record; JSON lines are read at about 60 MB/s, gzip
+at about 40 MB/s, on one core. `fingerprint` reads every local file once, at the speed of sha256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from cptkit.data import packages
+from cptkit.data.documents import DataError, Document, Skips
+from cptkit.data.files import Records, all_files, find_files, from_row, read_files
+
+KINDS = ("files", "hub", "package", "world")
+SPLITS = ("train", "validation", "test")
+UNITS = ("file", "block", "line")
+READER = 1  # part of every fingerprint: raise it when the same files give other documents
+CERTAIN = 1_000  # so many unusable records with no usable one before: the settings are wrong, not the data
+
+
+@dataclass(frozen=True)
+class CorpusSpec:
+    """One corpus in one language.
+
+    `split` is cut here, by hash: packages by page (the same in every language), everything else by text, so
+    that equal texts are on one side. With both shares 0, `train` is everything. The world has its own splits.
+    """
+
+    kind: str
+    lang: str
+    path: str = ""  # files: file, folder or glob; hub: data set or folder; package: name of the set
+    split: str = "train"
+    validation: float = 0.0  # share of documents held out for validation
+    test: float = 0.0
+    megabytes: float | None = None  # stop after so many 10^6 bytes of UTF-8 text
+    text_field: str = "text"  # JSON lines, Parquet, hub
+    topic_field: str | None = None
+    unit: str = "file"  # txt: one document a file, a block between blank lines, or a line
+    max_bytes: int = 10_000_000  # a longer document is left out
+    max_skipped: float = 0.1  # a larger share of unusable records is an error
+    config: str | None = None  # hub
+    hub_split: str = "train"  # hub: the data set's own split
+    revision: str | None = None  # hub: a commit, so that the data cannot change
+    params: dict = field(default_factory=dict)  # world
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("kind", KINDS), ("split", SPLITS), ("unit", UNITS)):
+            if getattr(self, name) not in allowed and not (name == "split" and self.kind == "world"):
+                raise DataError(f"corpus: {name} {getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        if self.kind == "package" and self.path not in packages.SETS:
+            raise DataError(f"corpus: package set {self.path!r} is not one of {', '.join(packages.SETS)}")
+        if self.kind in ("files", "hub") and not self.path:
+            raise DataError(f"corpus: kind {self.kind!r} needs a path")
+        if self.megabytes is not None and not self.megabytes > 0:
+            raise DataError(f"corpus: megabytes must be positive, not {self.megabytes}")
+        packages.side("", self.validation, self.test)
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} corpus {self.path or self.params} ({self.lang})"
+
+
+def read_documents(spec: CorpusSpec, cache: Path, skips: Skips | None = None) -> Iterator[Document]:
+    """The documents of `spec`, in a fixed order. Pass a fresh `Skips` to see what was left out.
+
+    Raises `DataError`: files or data set missing or unreadable, a text field that no record has, no document
+    at all, more than `spec.max_skipped` of the records unusable (known at the end of the corpus, or after
+    1,000 unusable ones without a usable one).
+    """
+    if spec.kind == "world":
+        from cptkit.data.world import World
+
+        yield from World(**spec.params).documents(spec.lang, spec.split, megabytes=spec.megabytes)
+        return
+    skips = Skips() if skips is None else skips
+    left = float("inf") if spec.megabytes is None else spec.megabytes * 1e6
+    key: Callable[[Document], str] = packages.page_of if spec.kind == "package" else lambda d: d.text
+    found = 0
+    for document in _SOURCES[spec.kind](spec, Path(cache), skips):
+        if document is None:
+            if not skips.kept and skips.total >= CERTAIN:
+                break
+            continue
+        skips.kept += 1
+        if packages.side(key(document), spec.validation, spec.test) != spec.split:
+            continue
+        found += 1
+        yield document
+        left -= len(document.text.encode())
+        if left <= 0:
+            break
+    skips.check(spec.max_skipped, f"{spec.name} (max_skipped = {spec.max_skipped})")
+    if not found:
+        why = f"all {skips.kept} documents are on other sides" if skips.kept else "it holds no text"
+        raise DataError(f"{spec.name}: no {spec.split} document: {why}")
+
+
+def fingerprint(spec: CorpusSpec, cache: Path) -> str:
+    """sha256 over the spec and the data: equal fingerprints, equal documents.
+
+    Local files count by content, in order, whatever folder they are in. A hub data set without `revision` can
+    change under its name, so it gets a warning.
+    """
+    known = {k: v for k, v in asdict(spec).items() if k not in ("path", "max_skipped")} | {"reader": READER}
+    if spec.kind == "world":
+        from cptkit.data.world import World
+
+        known["data"] = World(**spec.params).fingerprint
+    elif spec.kind == "package":
+        known["data"] = [spec.path, packages.text_checksum(spec.path, spec.lang, Path(cache))]
+    elif spec.kind == "files" or Path(spec.path).is_dir():
+        files = find_files(spec.path) if spec.kind == "files" else all_files(Path(spec.path))
+        known["data"] = [(path.name, _digest(path)) for _, path in files]
+    else:
+        if spec.revision is None:
+            warnings.warn(
+                f"{spec.name}: no revision is set, so the data set may change under its name", stacklevel=2
+            )
+        known["data"] = spec.path
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ------------------------------------------------------------------------------------------- hub, packages
+
+
+def _hub(spec: CorpusSpec, skips: Skips) -> Records:
+    import datasets
+
+    number = 0
+    try:
+        rows = datasets.load_dataset(
+            spec.path, spec.config, split=spec.hub_split, streaming=True, revision=spec.revision
+        )
+        for row in rows:
+            number += 1
+            yield from_row(row, f"{spec.path}:{spec.hub_split}:{number}", spec, skips)
+    except DataError:
+        raise
+    except Exception as error:  # the hub client, fsspec, pyarrow and every builder have errors of their own
+        raise DataError(
+            f"{spec.name}: `datasets` could not read it after record {number}: {type(error).__name__}: "
+            f"{error}. Without a network, use local files (kind 'files') or a package."
+        ) from error
+
+
+_SOURCES: dict[str, Callable[[CorpusSpec, Path, Skips], Records]] = {
+    "files": lambda spec, cache, skips: read_files(spec, skips),
+    "hub": lambda spec, cache, skips: _hub(spec, skips),
+    "package": lambda spec, cache, skips: packages.SETS[spec.path](spec.lang, cache),
+}

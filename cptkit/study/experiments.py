@@ -1,0 +1,243 @@
+"""The arms of each experiment as RunSpecs, and the running of what is missing.
+
+`open_study(profile)` is what a notebook starts with. An experiment is a function of a study that lists its
+arms; `Study.run(arms)` trains those that no run folder holds yet, says how long the rest will take, and
+returns the metrics of all as one frame. Arms of one comparison start from the same weights and see the
+target text in the same order, seed by seed (`data/mixture.py`), so differences can be paired.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from cptkit.data.corpora import CorpusSpec
+from cptkit.data.mixture import Constant, Mixture
+from cptkit.study import store
+from cptkit.study.profiles import Profile, Text, load_profile
+from cptkit.study.store import Arm
+from cptkit.train import models
+from cptkit.train.schedule import Schedule
+from cptkit.train.spec import ModelSpec, ProbesSpec, RunSpec, run_id
+from cptkit.train.trainer import mixture_of, pack_sources, train
+
+TARGET, SOURCE = "target", "source"
+
+
+def find_root() -> Path:
+    """The checkout this package was installed from, else the folder we are in."""
+    root = Path(__file__).resolve().parents[2]
+    return root if (root / "notebooks").is_dir() else Path.cwd()
+
+
+@dataclass(frozen=True)
+class Study:
+    """A profile and the folders it works in."""
+
+    profile: Profile
+    root: Path
+    progress: bool = True
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs" / self.profile.name
+
+    def figures(self, notebook: str) -> Path:
+        """Where the figures and tables of one notebook go."""
+        folder = self.root / "figures" / self.profile.name / notebook
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def train(self, spec: RunSpec, label: str) -> Path:
+        return train(spec, runs=self.runs, cache=self.cache, progress=self.progress, label=label)
+
+    def train_all(self, arms: Iterable[Arm]) -> list[tuple[Arm, Path]]:
+        """Each arm with the folder of its run, training those that are missing, in order."""
+        arms = list(arms)
+        folders = [self.runs / run_id(arm.spec, self.cache) for arm in arms]
+        todo = {f for f in folders if not (f / "done.json").exists()}
+        print(f"{len(arms)} arms, {len(set(folders))} runs, {len(todo)} to train", flush=True)
+        began, done = time.monotonic(), 0
+        for arm, folder in zip(arms, folders, strict=True):
+            if folder not in todo:
+                continue
+            self.train(arm.spec, str(arm))
+            todo.discard(folder)
+            done += 1
+            left = (time.monotonic() - began) / done * len(todo)
+            print(f"  {folder.name} {arm}: trained; {len(todo)} left, about {left / 60:.0f} min", flush=True)
+        return list(zip(arms, folders, strict=True))
+
+    def run(self, arms: Iterable[Arm]) -> pd.DataFrame:
+        """Train what is missing and return the frame of all `arms` (`store.load`)."""
+        return store.load(self.train_all(arms), self.profile.name)
+
+    def mixture(self, arm: Arm) -> Mixture:
+        """The mixture of one arm, to be described before anything is trained."""
+        tokenizer = models.load_tokenizer(arm.spec.model, self.cache, self.runs)
+        return mixture_of(arm.spec, pack_sources(arm.spec, tokenizer, self.cache))
+
+    def base(self) -> ModelSpec:
+        """The model all continued pretraining starts from; made here first where the profile says so."""
+        if self.profile.base.start:
+            return ModelSpec(start=self.profile.base.start)
+        folder = self.train(base_run(self.profile), f"base model of {self.profile.name}")
+        return ModelSpec(start=f"run:{folder.name}")
+
+
+def open_study(
+    profile: str = "lab",
+    overrides: dict[str, Any] | None = None,
+    seeds: list[int] | None = None,
+    root: Path | str | None = None,
+    progress: bool = True,
+) -> Study:
+    """A study in `profile`, working under `root` (default: this checkout)."""
+    loaded = load_profile(profile, overrides).with_seeds(seeds)
+    return Study(loaded, Path(root) if root else find_root(), progress)
+
+
+def base_run(profile: Profile) -> RunSpec:
+    """Pretraining on the source language alone. Its probes are few: the base is measured by its children."""
+    made, run = profile.base.pretraining, profile.run
+    if made is None:
+        raise ValueError(
+            f"profile {profile.name} starts from {profile.base.start}: there is nothing to pretrain"
+        )
+    quarter = max(1, made.steps // 8)
+    return RunSpec(
+        model=made.model,
+        sources={SOURCE: profile.source.train},
+        mixture=Constant({SOURCE: 1.0}),
+        steps=made.steps,
+        sequences=made.sequences,
+        length=run.length,
+        schedule=made.schedule,
+        optimiser=run.optimiser,
+        probes=dataclasses.replace(run.probes, steps=tuple(range(0, made.steps + 1, quarter))),
+        precision=run.precision,
+        seed=made.seed,
+    )
+
+
+def continued(
+    profile: Profile,
+    model: ModelSpec,
+    source_share: float,
+    *,
+    seed: int,
+    schedule: Schedule | None = None,
+    **changes: Any,
+) -> RunSpec:
+    """One run of continued pretraining with a constant share of source-language tokens.
+
+    Without any, the source is left out of the run altogether, so that its text need not exist.
+    """
+    run = profile.run
+    sources = {TARGET: profile.target.train} | ({SOURCE: profile.source.train} if source_share else {})
+    weights = {TARGET: 1 - source_share} | ({SOURCE: source_share} if source_share else {})
+    spec = RunSpec(
+        model=model,
+        sources=sources,
+        mixture=Constant(weights),
+        steps=run.steps,
+        sequences=run.sequences,
+        length=run.length,
+        schedule=schedule or run.schedule,
+        optimiser=run.optimiser,
+        probes=run.probes,
+        max_epochs=run.max_epochs,
+        micro_sequences=run.micro_sequences,
+        precision=run.precision,
+        seed=seed,
+    )
+    return dataclasses.replace(spec, **changes)
+
+
+# ---- notebook 00 ------------------------------------------------------------------------------------
+
+
+def transfer(study: Study) -> list[Arm]:
+    """Continued pretraining against scratch on target text alone, per language and rate, one seed.
+
+    Both arms see the same tokens in the same order; scratch starts from random weights of the base's shape
+    with the base's tokenizer. Only the held-out target text is measured.
+    """
+    profile, plan = study.profile, study.profile.transfer
+    if plan is None or profile.base.pretraining is None:
+        raise ValueError(f"profile {profile.name} has no transfer experiment")
+    starts = {"cpt": study.base(), "scratch": profile.base.pretraining.model}
+    seed, arms = profile.seeds[0], []
+    for language, text in plan.languages.items():
+        probes = ProbesSpec(
+            steps=tuple(range(0, plan.steps + 1, plan.every)),
+            perplexity={TARGET: text.validation},
+            documents=profile.run.probes.documents,
+            drift=False,
+        )
+        for rate in plan.rates:
+            schedule = Schedule("constant", peak=rate, warmup=plan.warmup)
+            for arm, model in starts.items():
+                spec = continued(
+                    profile, model, 0.0, seed=seed, schedule=schedule, steps=plan.steps, probes=probes,
+                    sources={TARGET: text.train},
+                )  # fmt: skip
+                labels = {"language": language, "similarity": plan.similarity.get(language)}
+                arms.append(Arm("transfer", arm, seed, spec, labels))
+    return arms
+
+
+def bilingual(study: Study) -> list[Arm]:
+    """The base model trained on with both languages: what can the questions show of a model that knows both?"""
+    profile, plan = study.profile, study.profile.bilingual
+    if plan is None:
+        return []
+    schedule = dataclasses.replace(profile.run.schedule, peak=plan.rate)
+    seed = profile.seeds[0]
+    spec = continued(profile, study.base(), plan.source_share, seed=seed, schedule=schedule, steps=plan.steps)
+    return [Arm("bilingual", "bilingual", seed, spec)]
+
+
+# ---- notebook 01 ------------------------------------------------------------------------------------
+
+
+def english_mixing(study: Study) -> list[Arm]:
+    """P1, Table 2: shares of English tokens, all seeds at the profile's rate, then the sweep of rates."""
+    profile, plan, model = study.profile, study.profile.english_mixing, study.base()
+    arms = [
+        Arm("english_mixing", name, seed, continued(profile, model, share, seed=seed))
+        for seed in profile.seeds
+        for name, share in plan.arms.items()
+    ]
+    for rate in plan.rates:
+        schedule = dataclasses.replace(profile.run.schedule, peak=rate)
+        arms += [
+            Arm(
+                "english_mixing", name, profile.seeds[0],
+                continued(profile, model, plan.arms[name], seed=profile.seeds[0], schedule=schedule),
+            )
+            for name in plan.rate_arms
+        ]  # fmt: skip
+    return arms
+
+
+def texts(study: Study) -> dict[str, Text]:
+    """Every language this study trains on, by the name figures give it."""
+    profile = study.profile
+    named = {profile.source.name or SOURCE: profile.source, profile.target.name or TARGET: profile.target}
+    return named | (profile.transfer.languages if profile.transfer else {})
+
+
+def corpora_of(study: Study) -> dict[str, CorpusSpec]:
+    """Validation text per language: what fertility is measured on."""
+    return {name: text.validation for name, text in texts(study).items()}

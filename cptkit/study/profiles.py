@@ -1,0 +1,188 @@
+"""Profiles: one study at several scales. A profile is one TOML file that names models, text and sizes.
+
+No code branches on a profile's name. A profile may `extends` another and then says only what differs;
+tables are merged key by key, everything else is replaced. `load_profile` takes a name of the packaged
+profiles or the path of a TOML file, and overrides by dotted key (`{"run.steps": 40}`), and fails on a key
+that no profile has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from cptkit.data.corpora import CorpusSpec
+from cptkit.train.config import ConfigError, from_dict, nearest, read_toml
+from cptkit.train.schedule import Schedule
+from cptkit.train.spec import ModelSpec, OptimiserSpec, ProbesSpec
+
+
+@dataclass(frozen=True)
+class Text:
+    """One language's text: what is trained on, and what is held out."""
+
+    train: CorpusSpec
+    validation: CorpusSpec
+    name: str = ""  # as figures call it
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """How the base model is made here, from the source language alone."""
+
+    model: ModelSpec
+    steps: int
+    sequences: int
+    schedule: Schedule
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Base:
+    """The start of all continued pretraining: an existing model (`start`), or one made here."""
+
+    start: str = ""
+    pretraining: Pretraining | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.start) == (self.pretraining is not None):
+            raise ConfigError("base: give either `start` or `pretraining`")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the arms of every experiment have in common."""
+
+    steps: int
+    sequences: int
+    length: int
+    schedule: Schedule
+    probes: ProbesSpec
+    optimiser: OptimiserSpec = OptimiserSpec()
+    precision: Literal["fp32", "bf16"] = "fp32"
+    micro_sequences: int | None = None
+    max_epochs: float | None = None
+
+
+@dataclass(frozen=True)
+class EnglishMixing:
+    """Notebook 01. `arms` maps an arm to its share of source-language tokens.
+
+    The headline table is at the profile's own rate (`run.schedule.peak`) with all seeds; `rates` are
+    further peak rates, run with the first seed for the arms of `rate_arms`.
+    """
+
+    arms: dict[str, float] = field(default_factory=lambda: {"none": 0.0, "mix20": 0.2, "mix50": 0.5})
+    rates: tuple[float, ...] = ()
+    rate_arms: tuple[str, ...] = ("none", "mix20")
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Notebook 00: continued pretraining against scratch, for languages of several similarities.
+
+    `languages` maps a name to its text; `similarity` says how close each is, where that is a setting.
+    Both arms run `steps` steps at every one of `rates`, with a constant rate after warm-up so that a
+    loss at a step is the loss of a run of that length.
+    """
+
+    languages: dict[str, Text]
+    rates: tuple[float, ...]
+    steps: int
+    warmup: int
+    every: int
+    similarity: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.rates) < 3:
+            raise ConfigError("transfer.rates: each arm is to be shown at the best of at least 3 rates")
+
+
+@dataclass(frozen=True)
+class Bilingual:
+    """Notebook 00: a model trained on both languages, to see what the questions can show at all."""
+
+    steps: int
+    source_share: float
+    rate: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All of one scale. `measurement` is false where runs prove the wiring only."""
+
+    name: str
+    about: str
+    seeds: tuple[int, ...]
+    target: Text
+    source: Text
+    base: Base
+    run: Run
+    english_mixing: EnglishMixing = EnglishMixing()
+    transfer: Transfer | None = None
+    bilingual: Bilingual | None = None
+    measurement: bool = True
+    notebooks: tuple[str, ...] = ()  # those this profile runs by default; empty is all
+
+    def with_seeds(self, seeds: list[int] | None) -> Profile:
+        """The same profile with other seeds; None or an empty list keeps its own."""
+        return dataclasses.replace(self, seeds=tuple(seeds)) if seeds else self
+
+
+def packaged() -> dict[str, Path]:
+    """Name -> file of the profiles that come with cptkit."""
+    folder = Path(str(resources.files("cptkit"))) / "profiles"
+    return {f.stem: f for f in sorted(folder.glob("*.toml"))}
+
+
+def load_profile(name: str, overrides: dict[str, Any] | None = None) -> Profile:
+    """The profile called `name`, or read from the file at that path, with `overrides` by dotted key.
+
+    Raises `ConfigError` for an unknown profile (with the nearest name) or an unknown key.
+    """
+    table = _resolved(name)
+    for dotted, value in (overrides or {}).items():
+        *path, key = dotted.split(".")
+        place = table
+        for part in path:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"override {dotted!r}: {part!r} is a value, not a table")
+        place[key] = value
+    return from_dict(Profile, table)
+
+
+def profile_files(name: str) -> list[Path]:
+    """The TOML files that decide what `name` means, itself first: what a fingerprint must cover."""
+    path = _path(name)
+    parent = read_toml(path).get("extends")
+    return [path, *(profile_files(parent) if parent else [])]
+
+
+def _path(name: str) -> Path:
+    known = packaged()
+    if name in known:
+        return known[name]
+    if name.endswith(".toml"):
+        return Path(name)
+    raise ConfigError(f"unknown profile {name!r}{nearest(name, known)}")
+
+
+def _resolved(name: str) -> dict[str, Any]:
+    table = read_toml(_path(name))
+    parent = table.pop("extends", None)
+    return _merged(_resolved(parent), table) if parent else table
+
+
+def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """`new` over `old`. A table whose `kind` changes is replaced: its keys mean something else."""
+    merged = dict(old)
+    for key, value in new.items():
+        before = merged.get(key)
+        both = isinstance(before, dict) and isinstance(value, dict)
+        same = both and ("kind" not in value or value["kind"] == before.get("kind"))
+        merged[key] = _merged(before, value) if same else value
+    return {k: v for k, v in merged.items() if v != {"absent": True}}

@@ -1,0 +1,331 @@
+"""The loop: one run, from its spec to a folder that explains itself.
+
+    runs/<id>/ spec.toml  environment.json  mixture.txt  metrics.jsonl  audit.json  model/  done.json
+
+What is particular to this loop, and tested:
+
+- The loss of a step is the sum over its valid tokens divided by their number over all micro-batches, so
+  accumulation changes nothing but memory (field bug B01).
+- Weights, gradients and moments are fp32; bf16 is autocast only (B05-B07).
+- The learning rate is a closed form of the step (`schedule.py`), the data a closed form of the step and the
+  seed (`mixture.py`). Resume is bit-exact on one device, also the second time.
+- A loss or gradient that is not finite, or a step without a single target, ends the run with an error that
+  names the step and the sources. Nothing is mapped to zero.
+
+Cost beside a bare PyTorch loop: building packed batches, under 1 % of a step, plus what the probes take
+(reported in `done.json`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from tqdm import tqdm
+
+from cptkit.data import corpora, tokens
+from cptkit.data.mixture import Mixture
+from cptkit.eval import forward
+from cptkit.eval.drift import snapshot
+from cptkit.train import checkpoint, models
+from cptkit.train.environment import describe_environment
+from cptkit.train.probes import Probes
+from cptkit.train.spec import RunSpec, run_id
+
+IGNORED = -100
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message names the step and the sources of its batch."""
+
+
+class TokenLoss(torch.nn.Module):
+    """Sum of nats over the valid targets of a micro-batch: what accelerate and DeepSpeed wrap as the model."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, labels: torch.Tensor
+    ) -> torch.Tensor:
+        """All [B, L] int64 -> scalar fp32. Documents do not see each other; logits exist at targets only."""
+        mask = tokens.attention_mask(position_ids, self.model.dtype)
+        hidden = forward.hidden(self.model, input_ids, position_ids, mask)
+        valid = labels != IGNORED
+        logits = forward.logits(self.model, hidden[valid])
+        return F.cross_entropy(logits, labels[valid], reduction="sum")
+
+
+def train(
+    spec: RunSpec,
+    *,
+    runs: Path,
+    cache: Path,
+    checkpoint_steps: int | None = None,
+    checkpoint_seconds: float = 180.0,
+    progress: bool = True,
+    label: str = "",
+    on_step: Callable[[int], None] | None = None,
+) -> Path:
+    """Train `spec` (or resume it, or find it done) and return its folder, `runs/<id>`.
+
+    A checkpoint is written every `checkpoint_steps` steps if given, else about every `checkpoint_seconds`.
+    `on_step(step)` is called after each step, probes and checkpoint included. Raises `TrainingError`,
+    `DataError`, `ModelError` or `CheckpointError`.
+    """
+    folder = runs / run_id(spec, cache)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        if (folder / "done.json").exists():
+            return folder
+        _write(folder / "spec.toml", spec.dumps())
+        run = _Run(spec, folder, runs, cache)
+        run.loop(checkpoint_steps, checkpoint_seconds, progress, label or folder.name, on_step)
+        run.finish()
+    return folder
+
+
+def mixture_of(spec: RunSpec, sources: dict[str, tokens.Packed]) -> Mixture:
+    """The mixture of `spec` over its packed sources, ready to be described or drawn from."""
+    return Mixture(
+        {name: packed.n_sequences for name, packed in sources.items()},
+        spec.length,
+        spec.mixture,
+        spec.steps,
+        spec.sequences,
+        spec.seed,
+        spec.max_epochs,
+    )
+
+
+def pack_sources(
+    spec: RunSpec, tokenizer: Any, cache: Path, *, progress: bool = False
+) -> dict[str, tokens.Packed]:
+    """Tokenise and pack every source of `spec` into `cache`, or open what is there."""
+    packed = {}
+    for name, corpus in spec.sources.items():
+        key = f"{corpora.fingerprint(corpus, cache)}-{tokens.tokenizer_fingerprint(tokenizer)}-{spec.length}"
+        packed[name] = tokens.pack(
+            corpora.read_documents(corpus, cache), tokenizer, spec.length, cache / "tokens" / key, key=key
+        )
+    return packed
+
+
+class _Run:
+    """What one run holds while it is trained."""
+
+    def __init__(self, spec: RunSpec, folder: Path, runs: Path, cache: Path) -> None:
+        self.spec, self.folder = spec, folder
+        self.model, self.tokenizer = models.load(spec.model, cache, runs, length=spec.length, seed=spec.seed)
+        self.packed = pack_sources(spec, self.tokenizer, cache)
+        for packed in self.packed.values():
+            tokens.check_vocabulary(packed, self.model.get_input_embeddings().weight.shape[0])
+        self.mixture = mixture_of(spec, self.packed)
+        _write(folder / "mixture.txt", self.mixture.describe())
+        AcceleratorState._reset_state(
+            reset_partial_state=True
+        )  # a notebook trains runs of several precisions
+        self.accelerator = Accelerator(mixed_precision="bf16" if spec.precision == "bf16" else "no")
+        if self.accelerator.num_processes > 1:
+            raise TrainingError("this loop trains in one process; it was started in several")
+        _write(
+            folder / "environment.json", json.dumps(describe_environment(self.accelerator.device), indent=1)
+        )
+        start = snapshot(self.model)  # before a checkpoint is loaded: drift is measured from here
+        self.optimiser = _adamw(self.model, spec)
+        self.loss, self.optimiser = self.accelerator.prepare(TokenLoss(self.model), self.optimiser)
+        self.probes = Probes(spec.probes, self.model, self.tokenizer, start, cache, spec.length)
+        self.seconds = {"train": 0.0, "probes": 0.0}
+        self.step = 0
+        self._resume()
+
+    # ---- state --------------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        path = checkpoint.latest(self.folder / "checkpoints")
+        if path is not None:
+            state = checkpoint.load(path, model=self.model, optimiser=self.optimiser.optimizer)
+            self.step, self.seconds = state["step"], state["seconds"]
+            self.mixture.load_state_dict(state["mixture"])
+        _truncate(self.folder / "metrics.jsonl", self.step if path else -1)
+        self.log = open(self.folder / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - as long as the run
+
+    def _save(self) -> None:
+        self.log.flush()
+        os.fsync(self.log.fileno())
+        state = {"mixture": self.mixture.state_dict(), "seconds": self.seconds}
+        checkpoint.save(
+            self.folder / "checkpoints",
+            self.step,
+            model=self.model,
+            optimiser=self.optimiser.optimizer,
+            state=state,
+        )
+
+    # ---- the loop -----------------------------------------------------------------------------------
+
+    def loop(
+        self,
+        every_steps: int | None,
+        every_seconds: float,
+        progress: bool,
+        label: str,
+        on_step: Callable | None,
+    ) -> None:
+        total, saved = self.spec.steps, time.monotonic()
+        if self.step == 0:
+            self._probe()
+        with tqdm(
+            total=total,
+            initial=self.step,
+            desc=label,
+            disable=not progress,
+            file=sys.stdout,
+            mininterval=2,
+            ncols=100,
+        ) as bar:
+            while self.step < total:
+                row = self._train_step()
+                bar.set_postfix_str(f"loss {row['loss']:.3f}", refresh=False)
+                bar.update()
+                self._probe()
+                due = (
+                    self.step % every_steps == 0 if every_steps else time.monotonic() - saved > every_seconds
+                )
+                if due and self.step < total:
+                    self._save()
+                    saved = time.monotonic()
+                if on_step is not None:
+                    on_step(self.step)
+
+    def _train_step(self) -> dict[str, Any]:
+        began = time.perf_counter()
+        spec, drawn = self.spec, self.mixture.next_step()
+        names = Counter(name for name, _ in drawn)
+        rate = spec.schedule.rate(self.step, spec.steps)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        batch = _batch(self.packed, drawn)
+        valid = int((batch["labels"] != IGNORED).sum())
+        if valid == 0:
+            raise TrainingError(f"step {self.step + 1}: no token to predict in a batch from {dict(names)}")
+        total, size = 0.0, spec.micro_sequences or spec.sequences
+        for first in range(0, spec.sequences, size):
+            micro = {k: v[first : first + size].to(self.accelerator.device) for k, v in batch.items()}
+            if (micro["labels"] == IGNORED).all():
+                continue  # contributes nothing to the sum, and 0 / 0 is nobody's loss (B03)
+            nats = self.loss(**micro)
+            self.accelerator.backward(nats / valid)
+            total += nats.item()
+        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), spec.optimiser.clip))
+        if not (math.isfinite(total) and math.isfinite(norm)):
+            raise TrainingError(
+                f"step {self.step + 1}: loss {total / valid}, gradient norm {norm}, in a batch from {dict(names)}"
+            )
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        self.step += 1
+        took = time.perf_counter() - began
+        self.seconds["train"] += took
+        row = {
+            "kind": "train",
+            "loss": total / valid,
+            "lr": rate,
+            "grad_norm": norm,
+            "tokens_per_second": spec.sequences * spec.length / took,
+        }
+        self._log(row)
+        return row
+
+    def _probe(self) -> None:
+        if not self.spec.probes.due(self.step, self.spec.steps):
+            return
+        began = time.perf_counter()
+        with self.accelerator.autocast():
+            measured = self.probes.measure(self.model)
+        self.seconds["probes"] += time.perf_counter() - began
+        self._log({"kind": "probe"} | measured)
+
+    def _log(self, row: dict[str, Any]) -> None:
+        tokens_so_far = self.step * self.spec.sequences * self.spec.length
+        row = {"step": self.step, "tokens": tokens_so_far} | {k: _strict(v) for k, v in row.items()}
+        self.log.write(json.dumps(row, allow_nan=False) + "\n")
+        self.log.flush()
+
+    def finish(self) -> None:
+        """Leave the model in Hugging Face form, the audit, and last of all the mark that the run is done."""
+        self.log.close()
+        _write(self.folder / "audit.json", json.dumps(self.mixture.audit(), indent=1))
+        made = self.folder / ".model"
+        shutil.rmtree(made, ignore_errors=True)
+        self.accelerator.unwrap_model(self.loss).model.save_pretrained(made)
+        self.tokenizer.save_pretrained(made)
+        shutil.rmtree(self.folder / "model", ignore_errors=True)
+        os.replace(made, self.folder / "model")
+        _write(self.folder / "done.json", json.dumps({"steps": self.step, "seconds": self.seconds}))
+        shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+
+
+def _batch(packed: dict[str, tokens.Packed], drawn: list[tuple[str, int]]) -> dict[str, torch.Tensor]:
+    rows = [packed[name].sequence(index) for name, index in drawn]
+    return {key: torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]}
+
+
+def _adamw(model: torch.nn.Module, spec: RunSpec) -> torch.optim.AdamW:
+    o, parameters = spec.optimiser, [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": o.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=0.0, betas=(o.beta1, o.beta2), eps=o.epsilon, fused=True
+    )
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no NaN: what could not be measured is null in the file and NaN in a frame."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _truncate(path: Path, step: int) -> None:
+    """Keep the rows up to `step` (none for -1): what a killed run wrote after its checkpoint is repeated."""
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except ValueError:
+            break  # the line a kill cut short
+    _write(path, "".join(kept))
+
+
+def _write(path: Path, text: str) -> None:
+    made = path.with_name(f".{path.name}.writing")
+    made.write_text(text, encoding="utf-8")
+    os.replace(made, path)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the run's lock: two notebooks that want the same run train it once, the second waits."""
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)
