@@ -16,9 +16,12 @@ import zlib
 from dataclasses import dataclass
 from functools import cached_property
 
-ONSETS = {"l1": ["b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v"], "other": ["h", "j", "z", "ts", "tx", "rr", "ll", "ks", "dz", "x", "zh", "nd", "mb"]}
-VOWELS = {"l1": ["a", "e", "i", "o", "u"], "other": ["a", "e", "i", "o", "u", "ai", "au", "ei"]}
-CODAS = {"l1": ["", "", "", "n", "r", "s", "l"], "other": ["", "", "k", "z", "n", "tz"]}
+ONSETS = {
+    "l1": tuple("bdfgklmnprstv"),
+    "other": ("h", "j", "z", "ts", "tx", "rr", "ll", "ks", "dz", "x", "zh", "nd", "mb"),
+}
+VOWELS = {"l1": tuple("aeiou"), "other": (*"aeiou", "ai", "au", "ei")}
+CODAS = {"l1": ("", "", "", "n", "r", "s", "l"), "other": ("", "", "k", "z", "n", "tz")}
 
 FEATURES = ("order", "adjective", "genitive", "adposition", "relative")
 SUFFIXES = {  # name: (first language, any other language)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Protocol
 
@@ -117,57 +117,35 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """Shares from step `start` on."""
+
+    start: int
+    weights: dict[str, float]
+
+    def __post_init__(self) -> None:
+        _check_step(self.start, "start")
+        _check_weights(self.weights)
+
+
+@dataclass(frozen=True)
 class Phases:
-    """(first step, shares) of each phase, in order; the first phase starts at step 0."""
+    """Any number of phases, in order; the first starts at step 0."""
 
     kind: ClassVar[str] = "phases"
 
-    phases: list[tuple[int, dict[str, float]]]
+    phases: tuple[Phase, ...]
 
     def __post_init__(self) -> None:
-        starts = [start for start, _ in self.phases]
-        for start, weights in self.phases:
-            _check_step(start, "start")
-            _check_weights(weights)
+        starts = [phase.start for phase in self.phases]
         if starts[:1] != [0] or any(b <= a for a, b in pairwise(starts)):
             raise MixtureError(f"phases must start at step 0 and then at ever later steps, not at {starts}")
 
     def at(self, step: int) -> dict[str, float]:
-        return next(weights for start, weights in reversed(self.phases) if start <= max(step, 0))
+        return next(p.weights for p in reversed(self.phases) if p.start <= max(step, 0))
 
     def __str__(self) -> str:
-        return "; ".join(f"from step {start} {_shares(weights)}" for start, weights in self.phases)
-
-
-SCHEDULES = {"constant": Constant, "switch": Switch, "linear": Linear, "phases": Phases}
-
-
-def weights_from(table: dict) -> Weights:
-    """A schedule from a plain dict, as read from TOML: `kind` and the fields of that class.
-
-    Phases are written `{kind = "phases", phases = [{start = 0, weights = {...}}, ...]}`.
-
-    Raises:
-        MixtureError: an unknown kind or key (with the nearest known name), a missing key, bad weights.
-    """
-    kind = table.get("kind")
-    if kind not in SCHEDULES:
-        raise MixtureError(f"kind of weights {kind!r} is {_unknown(kind, SCHEDULES)}")
-    known = [f.name for f in fields(SCHEDULES[kind])]
-    values = _exactly({k: v for k, v in table.items() if k != "kind"}, known, f"{kind} weights")
-    if kind == "phases":
-        rows = [_exactly(row, ["start", "weights"], "a phase") for row in values["phases"]]
-        values["phases"] = [(row["start"], row["weights"]) for row in rows]
-    return SCHEDULES[kind](**values)
-
-
-def weights_to(weights: Weights) -> dict:
-    """The plain dict from which `weights_from` makes an equal schedule."""
-    kind = next(kind for kind, schedule in SCHEDULES.items() if isinstance(weights, schedule))
-    table = {"kind": kind} | {f.name: getattr(weights, f.name) for f in fields(weights)}
-    if kind == "phases":
-        table["phases"] = [{"start": start, "weights": shares} for start, shares in weights.phases]
-    return table
+        return "; ".join(f"from step {p.start} {_shares(p.weights)}" for p in self.phases)
 
 
 def _check_weights(weights: dict[str, float]) -> None:
@@ -183,15 +161,6 @@ def _check_weights(weights: dict[str, float]) -> None:
 def _check_step(step: int, what: str) -> None:
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise MixtureError(f"{what} must be a whole number of at least 0, not {step!r}")
-
-
-def _exactly(table: dict, known: list[str], what: str) -> dict:
-    for name in table:
-        if name not in known:
-            raise MixtureError(f"{what}: {name!r} is {_unknown(name, known)}")
-    if missing := [name for name in known if name not in table]:
-        raise MixtureError(f"{what}: missing {', '.join(missing)}")
-    return dict(table)
 
 
 def _unknown(name: object, known) -> str:

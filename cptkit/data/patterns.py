@@ -6,8 +6,8 @@ documents are what teaches the lab's base model in-context learning; target text
 Sixteen rule families are trained on, Copain's seven among them, with random parameters (which position,
 which alphabet, which length), since a model that has memorised seven rules has not learnt to learn.
 Families with arithmetic (sum modulo ten, distance, shift) were tried and left out: models of this size
-stayed at chance on them (LOG.md). `HELD_OUT` rules are never written into any text: a probe on them asks whether the ability
-generalises. Cost: about 3 MB of text a second on one core.
+stayed at chance on them (LOG.md). `HELD_OUT` rules are never written into any text: a probe on them asks
+whether the ability generalises. Cost: about 3 MB of text a second on one core.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import pandas as pd
 
 from cptkit.data.corpora import CorpusSpec
 from cptkit.data.mixture import Constant, Mixture
-from cptkit.study import store
+from cptkit.study import stats, store
 from cptkit.study.profiles import Profile, Text, load_profile
 from cptkit.study.store import Arm
 from cptkit.train import models
@@ -167,38 +167,56 @@ def continued(
 # ---- notebook 00 ------------------------------------------------------------------------------------
 
 
-def transfer(study: Study) -> list[Arm]:
-    """Continued pretraining against scratch on target text alone, per language and rate, one seed.
+def transfer(study: Study) -> pd.DataFrame:
+    """Continued pretraining against scratch on target text alone, per language; empty without a plan.
 
-    Both arms see the same tokens in the same order; scratch starts from random weights of the base's shape
-    with the base's tokenizer. Only the held-out target text is measured.
+    First every rate with the first seed, then each arm's best rate with the other seeds. Both arms see the
+    same tokens in the same order; scratch starts from random weights of the base's shape, made from the
+    run's seed, with the base's tokenizer. Only the held-out target text is measured.
     """
     profile, plan = study.profile, study.profile.transfer
-    if plan is None or profile.base.pretraining is None:
-        raise ValueError(f"profile {profile.name} has no transfer experiment")
+    if plan is None:
+        return pd.DataFrame()
+    if profile.base.pretraining is None:
+        raise ValueError(
+            f"profile {profile.name}: transfer needs a base that is made here, to start scratch alike"
+        )
     starts = {"cpt": study.base(), "scratch": profile.base.pretraining.model}
-    seed, arms = profile.seeds[0], []
-    for language, text in plan.languages.items():
+    first, *others = profile.seeds
+
+    def arm(name: str, language: str, rate: float, seed: int) -> Arm:
+        text = plan.languages[language]
         probes = ProbesSpec(
             steps=tuple(range(0, plan.steps + 1, plan.every)),
             perplexity={TARGET: text.validation},
             documents=profile.run.probes.documents,
             drift=False,
         )
-        for rate in plan.rates:
-            schedule = Schedule("constant", peak=rate, warmup=plan.warmup)
-            for arm, model in starts.items():
-                spec = continued(
-                    profile, model, 0.0, seed=seed, schedule=schedule, steps=plan.steps, probes=probes,
-                    sources={TARGET: text.train},
-                )  # fmt: skip
-                labels = {"language": language, "similarity": plan.similarity.get(language)}
-                arms.append(Arm("transfer", arm, seed, spec, labels))
-    return arms
+        spec = continued(
+            profile,
+            starts[name],
+            0.0,
+            seed=seed,
+            schedule=Schedule("constant", peak=rate, warmup=plan.warmup),
+            steps=plan.steps,
+            probes=probes,
+            sources={TARGET: text.train},
+        )
+        labels = {"language": language, "similarity": plan.similarity.get(language)}
+        return Arm("transfer", name, seed, spec, labels)
+
+    pairs = [(name, language) for language in plan.languages for name in starts]
+    sweep = study.run(arm(name, language, rate, first) for name, language in pairs for rate in plan.rates)
+    repeats = []
+    for name, language in pairs:
+        rows = stats.probes(sweep[(sweep["arm"] == name) & (sweep["language"] == language)])
+        rate = float(stats.best_rate(rows, f"ppl.{TARGET}.nats_per_token")["lr_peak"].iloc[0])
+        repeats += [arm(name, language, rate, seed) for seed in others]
+    return pd.concat([sweep, study.run(repeats)], ignore_index=True) if repeats else sweep
 
 
 def bilingual(study: Study) -> list[Arm]:
-    """The base model trained on with both languages: what can the questions show of a model that knows both?"""
+    """The base model trained on with both languages: what the questions show of a model that knows both."""
     profile, plan = study.profile, study.profile.bilingual
     if plan is None:
         return []

@@ -222,15 +222,10 @@ def transfer(
 
 
 def _saving(best: Mapping[str, pd.DataFrame], metric: str) -> str:
-    ratios = []
-    for seed, a in best["cpt"].groupby("seed"):
-        b = best["scratch"][best["scratch"]["seed"] == seed]
-        if len(b) > 1 and len(a) > 1:
-            ratios.append(stats.tokens_ratio(a["tokens"], a[metric], b["tokens"], b[metric])[0])
-    if not ratios:
+    saved = stats.tokens_saved(best["cpt"], best["scratch"], metric)
+    if math.isnan(saved):
         return "no seed in both arms"
-    ratio = math.exp(np.log(ratios).mean())
-    return f"CPT needs {100 * abs(1 - ratio):.0f} % {'fewer' if ratio < 1 else 'more'} tokens"
+    return f"CPT needs {100 * abs(saved):.0f} % {'fewer' if saved > 0 else 'more'} tokens"
 
 
 def _token_ticks(ax: Axes) -> None:

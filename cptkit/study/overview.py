@@ -102,9 +102,15 @@ def emergence(base: pd.DataFrame, folder: Path | None = None) -> Figure | str:
     if "held_out.accuracy" in rows:
         parts.append(rows.assign(arm="rules in no training text", accuracy=rows["held_out.accuracy"]))
     return curves.curves(
-        pd.concat(parts), "accuracy", title="In-context learning of the base model", ylabel="exact match",
-        percent=True, hlines={"chance (Copain)": rows["copain.chance"].mean()}, folder=folder, name="emergence",
-    )  # fmt: skip
+        pd.concat(parts),
+        "accuracy",
+        title="In-context learning of the base model",
+        ylabel="exact match",
+        percent=True,
+        hlines={"chance (Copain)": rows["copain.chance"].mean()},
+        folder=folder,
+        name="emergence",
+    )
 
 
 def transfer_table(transfer: pd.DataFrame, folder: Path | None = None) -> pd.DataFrame | str:
@@ -115,9 +121,7 @@ def transfer_table(transfer: pd.DataFrame, folder: Path | None = None) -> pd.Dat
     frame = stats.probes(transfer)
     for language, part in frame.groupby("language", sort=False):
         best = {arm: stats.best_rate(part[part["arm"] == arm], metric) for arm in ("cpt", "scratch")}
-        ratio, _, _ = stats.tokens_ratio(
-            best["cpt"]["tokens"], best["cpt"][metric], best["scratch"]["tokens"], best["scratch"][metric]
-        )
+        saved = stats.tokens_saved(best["cpt"], best["scratch"], metric)
         for arm, chosen in best.items():
             ends = part[(part["arm"] == arm) & (part["step"] == part["step"].max())]
             row = {"language": language, "arm": arm}
@@ -126,7 +130,7 @@ def transfer_table(transfer: pd.DataFrame, folder: Path | None = None) -> pd.Dat
                 for r in sorted(ends["lr_peak"].unique())
             }
             row |= {"best rate": chosen["lr_peak"].iloc[0]}
-            rows.append(row | {"tokens saved by CPT": 1 - ratio if arm == "cpt" else float("nan")})
+            rows.append(row | {"tokens saved by CPT": saved if arm == "cpt" else float("nan")})
     table = pd.DataFrame(rows)
     if folder is not None:
         style.save_numbers(table, folder / "transfer_rates.csv")

@@ -260,6 +260,19 @@ def tokens_ratio(
     return needed[0] / needed[1], needed[0], needed[1]
 
 
+def tokens_saved(cpt: pd.DataFrame, scratch: pd.DataFrame, metric: str) -> float:
+    """The share of tokens that `cpt` saves against `scratch`, geometric mean over the seeds both have.
+
+    Rows with `seed`, `tokens` and `metric`, one run per seed. NaN where no seed is in both.
+    """
+    ratios = []
+    for seed, a in cpt.groupby("seed"):
+        b = scratch[scratch["seed"] == seed]
+        if len(b) > 1 and len(a) > 1:
+            ratios.append(tokens_ratio(a["tokens"], a[metric], b["tokens"], b[metric])[0])
+    return 1 - math.exp(np.log(ratios).mean()) if ratios else math.nan
+
+
 def probes(frame: pd.DataFrame) -> pd.DataFrame:
     """The probe rows in step order (every row of a frame without the column `kind`)."""
     rows = frame[frame["kind"] == "probe"] if "kind" in frame else frame
@@ -295,4 +308,8 @@ def best_rate(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
         raise StatsError(f"{metric} was not measured")
     if "lr_peak" not in rows:
         return rows
-    return rows[rows["lr_peak"] == rows.groupby("run").tail(1).groupby("lr_peak")[metric].mean().idxmin()]
+    ends = rows.groupby("run").tail(1)
+    if "seed" in ends:  # compare rates on the seeds that all of them have: the best rate may have more
+        common = set.intersection(*(set(seeds) for _, seeds in ends.groupby("lr_peak")["seed"]))
+        ends = ends[ends["seed"].isin(common)] if common else ends
+    return rows[rows["lr_peak"] == ends.groupby("lr_peak")[metric].mean().idxmin()]

@@ -28,10 +28,9 @@ class Arm:
     labels: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        extra = "".join(
-            f", {k} {v:g}" if isinstance(v, float) else f", {k} {v}" for k, v in self.labels.items()
-        )
-        return f"{self.experiment}/{self.arm}{extra}, seed {self.seed}"
+        extra = "".join(f", {value}" for value in self.labels.values() if isinstance(value, str))
+        rate = f", rate {self.spec.schedule.peak:g}"
+        return f"{self.experiment}/{self.arm}{extra}{rate}, seed {self.seed}"
 
 
 def read_metrics(folder: Path) -> pd.DataFrame:

@@ -15,6 +15,8 @@ import importlib.util
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -28,6 +30,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.utils import logging
 
 from cptkit.data import corpora
 from cptkit.data.tokens import check_vocabulary, require_isolation
@@ -59,9 +62,10 @@ def load(
         source, options = _locate(spec.start, runs)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         # Remote code is never trusted here: a model whose folder brings Python is refused by transformers.
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, attn_implementation=spec.attention, **options
-        )
+        with quiet():
+            model = AutoModelForCausalLM.from_pretrained(
+                source, dtype=torch.float32, attn_implementation=spec.attention, **options
+            )
         _unmark_quantisation(model)
     check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0])
     limit = getattr(model.config, "max_position_embeddings", length)
@@ -134,6 +138,18 @@ def train_tokenizer(spec: TokenizerSpec, cache: Path) -> PreTrainedTokenizerFast
                 os.replace(made, folder)
                 os.mkdir(made)  # the context manager removes what it made
     return AutoTokenizer.from_pretrained(folder)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' own progress bars, which a run of seconds would drown in."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _locate(start: str, runs: Path) -> tuple[str, dict[str, str]]:

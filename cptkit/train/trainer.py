@@ -54,7 +54,7 @@ class TrainingError(RuntimeError):
 
 
 class TokenLoss(torch.nn.Module):
-    """Sum of nats over the valid targets of a micro-batch: what accelerate and DeepSpeed wrap as the model."""
+    """Sum of nats over the valid targets of a micro-batch: the module that accelerate wraps."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -234,9 +234,8 @@ class _Run:
             total += nats.item()
         norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), spec.optimiser.clip))
         if not (math.isfinite(total) and math.isfinite(norm)):
-            raise TrainingError(
-                f"step {self.step + 1}: loss {total / valid}, gradient norm {norm}, in a batch from {dict(names)}"
-            )
+            found = f"loss {total / valid}, gradient norm {norm}"
+            raise TrainingError(f"step {self.step + 1}: {found}, in a batch from {dict(names)}")
         self.optimiser.step()
         self.optimiser.zero_grad()
         self.step += 1
@@ -273,7 +272,8 @@ class _Run:
         _write(self.folder / "audit.json", json.dumps(self.mixture.audit(), indent=1))
         made = self.folder / ".model"
         shutil.rmtree(made, ignore_errors=True)
-        self.accelerator.unwrap_model(self.loss).model.save_pretrained(made)
+        with models.quiet():
+            self.accelerator.unwrap_model(self.loss).model.save_pretrained(made)
         self.tokenizer.save_pretrained(made)
         shutil.rmtree(self.folder / "model", ignore_errors=True)
         os.replace(made, self.folder / "model")

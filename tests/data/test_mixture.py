@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-import tomllib
 from collections import Counter
 from fractions import Fraction
 
@@ -22,10 +21,9 @@ from cptkit.data.mixture import (
     Linear,
     Mixture,
     MixtureError,
+    Phase,
     Phases,
     Switch,
-    weights_from,
-    weights_to,
 )
 from cptkit.data.tokens import pack
 
@@ -74,7 +72,7 @@ def schedules(draw, k: int, steps: int):
         first, last = sorted(draw(st.lists(step, min_size=2, max_size=2, unique=True)))
         return Linear(shares(), shares(), first, last)
     starts = [0, *sorted(draw(st.sets(st.integers(1, steps + 2), max_size=5)))]
-    return Phases([(start, shares()) for start in starts])
+    return Phases(tuple(Phase(start, shares()) for start in starts))
 
 
 @settings(max_examples=100, deadline=None)
@@ -96,7 +94,7 @@ def test_every_source_within_one_sequence_of_its_target_at_every_sequence(data):
 def test_weights_made_to_defeat_the_furthest_behind_rule():
     """Sources that drop out as soon as they are served: serving the furthest behind breaks the bound."""
     k = 8
-    weights = Phases([(t, {f"s{i}": 1 / (k - t) for i in range(t, k)}) for t in range(k)])
+    weights = Phases(tuple(Phase(t, {f"s{i}": 1 / (k - t) for i in range(t, k)}) for t in range(k)))
     deficit, greedy = Counter(), []
     for t in range(k):
         for name, share in weights.at(t).items():
@@ -269,7 +267,7 @@ SCHEDULES = [
     Constant(MIX20),
     Switch(HALF, ONLY, 6),
     Linear(HALF, MIX20, 3, 15),
-    Phases([(0, HALF), (9, MIX20)]),
+    Phases((Phase(0, HALF), Phase(9, MIX20))),
 ]
 
 
@@ -356,7 +354,7 @@ def test_bad_weights_are_refused_wherever_they_stand(weights, message):
         lambda: Constant(weights),
         lambda: Switch(ONLY, weights, 1),
         lambda: Linear(weights, ONLY, 0, 1),
-        lambda: Phases([(0, ONLY), (3, weights)]),
+        lambda: Phases((Phase(0, ONLY), Phase(3, weights))),
     ):
         with pytest.raises(MixtureError, match=message):
             build()
@@ -388,56 +386,8 @@ def test_schedules_at_their_corners():
     linear = Linear({"english": 1.0}, {"target": 1.0}, 10, 20)
     shares = [linear.at(step)["target"] for step in (0, 10, 11, 15, 20, 21)]
     assert shares == pytest.approx([0, 0, 0.1, 0.5, 1, 1])
-    phases = Phases([(0, HALF), (4, MIX20), (9, ONLY)])
+    phases = Phases((Phase(0, HALF), Phase(4, MIX20), Phase(9, ONLY)))
     assert [phases.at(step) for step in (0, 3, 4, 8, 9, 99)] == [HALF, HALF, MIX20, MIX20, ONLY, ONLY]
-
-
-def test_schedules_from_toml_and_back():
-    table = tomllib.loads("""
-        [a]
-        kind = "constant"
-        weights = {target = 0.8, english = 0.2}
-        [b]
-        kind = "switch"
-        before = {target = 0.5, english = 0.5}
-        after = {target = 1}
-        step = 6
-        [c]
-        kind = "linear"
-        start = {target = 0.5, english = 0.5}
-        end = {target = 0.8, english = 0.2}
-        first = 3
-        last = 15
-        [d]
-        kind = "phases"
-        phases = [{start = 0, weights = {target = 0.5, english = 0.5}},
-                  {start = 9, weights = {target = 0.8, english = 0.2}}]
-    """)
-    for written, schedule in zip(table.values(), SCHEDULES, strict=True):
-        assert weights_from(written) == schedule
-        assert weights_to(schedule) == written
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"kind": "constnat", "weights": ONLY}, "'constnat' is unknown; did you mean 'constant'"),
-        ({"weights": ONLY}, "kind of weights None is unknown"),
-        ({"kind": "constant", "weigths": ONLY}, "'weigths' is unknown; did you mean 'weights'"),
-        ({"kind": "constant"}, "missing weights"),
-        ({"kind": "constant", "weights": ONLY, "step": 3}, "'step' is unknown"),
-        ({"kind": "switch", "before": HALF, "after": ONLY, "step": 2.5}, "step must be a whole number"),
-        ({"kind": "switch", "before": HALF, "after": ONLY, "step": -1}, "step must be a whole number"),
-        ({"kind": "linear", "start": HALF, "end": ONLY, "first": 5, "last": 5}, "first < last"),
-        ({"kind": "phases", "phases": []}, "start at step 0"),
-        ({"kind": "phases", "phases": [{"start": 1, "weights": ONLY}]}, "start at step 0"),
-        ({"kind": "phases", "phases": [{"start": 0, "weights": ONLY}] * 2}, "ever later steps"),
-        ({"kind": "phases", "phases": [{"strat": 0, "weights": ONLY}]}, "did you mean 'start'"),
-    ],
-)
-def test_bad_tables_are_refused(table, message):
-    with pytest.raises(MixtureError, match=message):
-        weights_from(table)
 
 
 # ---- reports and cost ----

@@ -164,11 +164,12 @@ def test_spaces_and_line_ends_around_an_answer(text):
 
 
 def agree(model, tokenizer, items, template, *, max_tokens=600):
-    """Our answers, having checked them against `generate`, one by one and in left-padded batches."""
+    """Our answers, having checked them against `generate`: some one by one, all in left-padded batches."""
     prompts = copain.render(items, template)
     options = [item.elements for item in items]
     fast = greedy.answers_fast(model, tokenizer, prompts, options, template.stop, max_tokens=max_tokens)
-    assert fast == greedy.answers_generate(model, tokenizer, prompts, options, template.stop)
+    single = greedy.answers_generate(model, tokenizer, prompts[:24], options[:24], template.stop)
+    assert fast[:24] == single
     padded = greedy.answers_generate(model, tokenizer, prompts, options, template.stop, max_tokens=2000)
     assert fast == padded
     return fast
@@ -184,7 +185,7 @@ def test_random_answers_equal_generate(tokenizers, name, seed):
     tokenizer = tokenizers[name]
     template = (TEMPLATES["arrow-3"], Template("{elements} > {target}", " ", " ; ", shots=2))[seed]
     model = tiny.chatter(tiny.llama(len(tokenizer), seed), tokenizer, "01 " + template.stop)
-    items = copain.generate(seed, 25, high=12, tasks=["max_integer_in_list", "odd_integer_in_even_group"])
+    items = copain.generate(seed, 60, high=12, tasks=["max_integer_in_list", "odd_integer_in_even_group"])
     answers = agree(model, tokenizer, items, template)
     assert {type(answer) for answer in answers} == {str, type(None)}
 

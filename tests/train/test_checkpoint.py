@@ -1,4 +1,4 @@
-"""Checkpoints: exact, atomic, and never mistaken for one when they are not whole (B07, B15, B41, B43, B45)."""
+"""Checkpoints: exact, atomic, never mistaken for one when not whole (B07, B15, B41, B43, B45)."""
 
 from __future__ import annotations
 
@@ -97,16 +97,21 @@ def test_what_a_kill_leaves_half_written_is_no_checkpoint(tmp_path, monkeypatch)
     model, optimiser = make()
     step(model, optimiser)
     checkpoint.save(tmp_path, 1, model=model, optimiser=optimiser, state={})
+    flush, flushed = checkpoint._flush, []
+
+    def killed_at(at):
+        def killing(path):
+            if len(flushed) == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            flushed.append(path)
+            flush(path)
+
+        return killing
+
     for at in range(5):
         child = os.fork()
         if child == 0:
-            seen = iter(range(100))
-            flush = checkpoint._flush
-            monkeypatch.setattr(
-                checkpoint,
-                "_flush",
-                lambda p: os.kill(os.getpid(), signal.SIGKILL) if next(seen) == at else flush(p),
-            )
+            monkeypatch.setattr(checkpoint, "_flush", killed_at(at))
             checkpoint.save(tmp_path, 2, model=model, optimiser=optimiser, state={})
             os._exit(0)
         _, status = os.waitpid(child, 0)

@@ -189,7 +189,7 @@ def stopped_at(*steps):
 
 @pytest.mark.parametrize("stops", [(5,), (5, 9), (3, 6, 11)])
 def test_resume_is_bit_exact_also_the_second_time(tmp_path, cache, finished, stops):
-    """B09, B10: stopped once, twice and three times between checkpoints, and equal to the uninterrupted run."""
+    """B09, B10: stopped once, twice, three times between checkpoints, and equal to the uninterrupted run."""
     for stop in stops:
         with pytest.raises(Stop):
             train(
@@ -320,7 +320,7 @@ def test_a_loss_that_is_not_finite_names_step_and_sources(tmp_path, cache):
 
 def test_a_step_without_targets_is_an_error(tmp_path, cache):
     lines = tmp_path / "empty.jsonl"
-    # single letters: with the end of text, no document has more than one target, cut to length 2 some have none
+    # single letters: with the end of text, each document has one target
     lines.write_text("\n".join(json.dumps({"text": "a"}) for _ in range(200)))
     corpus = CorpusSpec("files", "xx", path=str(lines))
     spec = tiny_run(sources={"letters": corpus}, mixture=Constant({"letters": 1.0}), length=2, sequences=1)
