@@ -31,9 +31,11 @@ TARGET, SOURCE = "target", "source"
 
 
 def find_root() -> Path:
-    """The checkout this package was installed from, else the folder we are in."""
-    root = Path(__file__).resolve().parents[2]
-    return root if (root / "notebooks").is_dir() else Path.cwd()
+    """The tree a study works in: that of the notebook we are in, else this checkout, else this folder."""
+    here, checkout = Path.cwd(), Path(__file__).resolve().parents[2]
+    if here.name == "notebooks":
+        return here.parent
+    return checkout if (checkout / "notebooks").is_dir() else here
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Probes:
         self.choices = {name: choice_items(probe, cache) for name, probe in spec.choices.items()}
         self.choice_templates = {n: choices.CHOICE_TEMPLATES[p.template] for n, p in spec.choices.items()}
 
-    def measure(self, model: torch.nn.Module) -> dict[str, float]:
+    def measure(self, model: torch.nn.Module, choices_too: bool = True) -> dict[str, float]:
         """All metrics of the model as it stands, as columns of the metrics frame."""
         found: dict[str, float] = {}
         for name, texts in self.texts.items():
@@ -53,7 +53,7 @@ class Probes:
         for name, items in self.copain.items():
             result = copain.evaluate(model, self.tokenizer, items, self.template, max_tokens=MAX_TOKENS)
             found |= result.metrics(name)
-        for name, (items, shots) in self.choices.items():
+        for name, (items, shots) in self.choices.items() if choices_too else ():
             template = self.choice_templates[name]
             result = choices.evaluate(model, self.tokenizer, items, shots, template, max_tokens=MAX_TOKENS)
             found |= result.metrics(f"choices.{name}")

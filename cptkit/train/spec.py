@@ -120,11 +120,16 @@ class ProbesSpec:
     documents: int = 200  # per perplexity set, from its beginning
     copain: CopainProbe | None = None
     choices: dict[str, ChoicesProbe] = field(default_factory=dict)
+    choices_steps: tuple[int, ...] = ()  # a subset of `steps` for the dearest probe; empty is all of them
     drift: bool = True
 
     def due(self, step: int, total: int) -> bool:
         """Whether `step` (steps done) is a listed one or the last."""
         return step in self.steps or step == total
+
+    def choices_due(self, step: int, total: int) -> bool:
+        """Whether multiple choice is among what is measured at a due step."""
+        return not self.choices_steps or step in self.choices_steps or step == total
 
 
 @dataclass(frozen=True)

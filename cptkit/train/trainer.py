@@ -252,11 +252,12 @@ class _Run:
         return row
 
     def _probe(self) -> None:
-        if not self.spec.probes.due(self.step, self.spec.steps):
+        spec, total = self.spec.probes, self.spec.steps
+        if not spec.due(self.step, total):
             return
         began = time.perf_counter()
         with self.accelerator.autocast():
-            measured = self.probes.measure(self.model)
+            measured = self.probes.measure(self.model, spec.choices_due(self.step, total))
         self.seconds["probes"] += time.perf_counter() - began
         self._log({"kind": "probe"} | measured)
 

@@ -96,13 +96,13 @@ def test_candidates_that_merge_with_the_prompt_are_scored_over_the_same_text(tok
     """The 12 is one piece, the 1 and the 2 are two: both are scored from before the 1."""
     tokenizer, model = tokenizers["digits grouped"], models["digits grouped"]
     assert len(tokenizer("12")["input_ids"]) == 1
-    scores = choices.score(model, tokenizer, [("x 1", ["x 12", "x 1 2"])])
+    scores = choices.score(model, tokenizer, [("x 1", ["x 1 2", "x 12"])])
     ids = tokenizer("x 1 2")["input_ids"]
     with torch.no_grad():
         log_probabilities = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-    assert scores.tokens == [[1, 2]]
+    assert scores.tokens == [[2, 1]]
     expected = -sum(float(log_probabilities[t - 1, ids[t]]) for t in range(len(ids) - 2, len(ids)))
-    assert scores.nats[0][1] == pytest.approx(expected, rel=1e-9)
+    assert scores.nats[0][0] == pytest.approx(expected, rel=1e-9)
 
 
 def test_normalisers_can_disagree():

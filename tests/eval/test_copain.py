@@ -247,12 +247,12 @@ def test_sliding_window_narrower_than_the_prompt(tokenizers):
         bos_token_id=0,
         eos_token_id=1,
     )
-    model = tiny.chatter(MistralForCausalLM(config).eval(), tokenizer, "0123456789 \n")
-    items = copain.generate(1, 20, high=12, tasks=["min_integer_in_list"])
-    prompts = copain.render(items, TEMPLATES["arrow-3"])
-    options = [item.elements for item in items]
-    fast = greedy.answers_fast(model, tokenizer, prompts, options, "\n")
+    model = tiny.chatter(MistralForCausalLM(config).eval(), tokenizer, "01 \n")
+    prompts = ["1 0 10 " * (n + 2) + "->" for n in range(40)]  # in one batch, the shortest gets most padding
+    options = [("0", "1", "01", "10", "11", "00")] * 40
+    fast = greedy.answers_fast(model, tokenizer, prompts, options, "\n", max_tokens=10**6)
     assert fast == greedy.answers_generate(model, tokenizer, prompts, options, "\n")
+    assert len(set(fast)) > 2
 
 
 def test_recurrent_model_is_asked_through_generate(tokenizers):
