@@ -87,29 +87,6 @@ def copain(
     return 0
 
 
-def study(
-    profile: str = "lab",
-    only: tuple[str, ...] = (),
-    jobs: int = 1,
-    force: bool = False,
-    parameters: tuple[str, ...] = (),
-    timeout: float | None = None,
-) -> int:
-    """Run the study's notebooks with papermill; what is done is not done again.
-
-    Args:
-        profile: name of a profile, or path of a profile's TOML file.
-        only: numbers of the notebooks to run, e.g. 00 01.
-        jobs: notebooks to run side by side.
-        force: run notebooks that are up to date, too. Finished runs are still not trained again.
-        parameters: name=value for each notebook that has such a parameter.
-        timeout: seconds that one cell may take. No limit by default.
-    """
-    from cptkit.study import runner
-
-    return runner.study(profile, only, jobs, force, parameters, timeout)
-
-
 def _print_copain(results: dict) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -130,6 +107,7 @@ def _print_copain(results: dict) -> None:
 def main() -> int:
     """Entry point; expected mistakes end in one sentence and status 2."""
     from cptkit.data.documents import DataError
+    from cptkit.study.runner import study
     from cptkit.train.checkpoint import CheckpointError
     from cptkit.train.config import ConfigError
     from cptkit.train.models import ModelError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cptkit.data.corpora import CorpusSpec
+from cptkit.data.corpus import CorpusSpec
 from cptkit.data.mixture import Constant
 from cptkit.train.schedule import Schedule
 from cptkit.train.spec import ModelSpec, ProbesSpec, RunSpec, TokenizerSpec

@@ -20,12 +20,10 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
+from cptkit.data.corpus import CorpusSpec
 from cptkit.data.documents import DataError, Document, Skips
-
-if TYPE_CHECKING:
-    from cptkit.data.corpora import CorpusSpec
 
 FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from cptkit.data.corpora import CorpusSpec
+from cptkit.data.corpus import CorpusSpec
 from cptkit.data.mixture import Constant, Mixture
 from cptkit.study import stats, store
 from cptkit.study.profiles import Profile, Text, load_profile

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from cptkit.data.corpora import CorpusSpec
+from cptkit.data.corpus import CorpusSpec
 from cptkit.train.config import ConfigError, from_dict, nearest, read_toml
 from cptkit.train.schedule import Schedule
 from cptkit.train.spec import ModelSpec, OptimiserSpec, ProbesSpec

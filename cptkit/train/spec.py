@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from cptkit.data import corpora
-from cptkit.data.corpora import CorpusSpec
+from cptkit.data.corpus import CorpusSpec
 from cptkit.data.mixture import Constant, Linear, Phases, Switch
 from cptkit.train.config import ConfigError, dumps, from_dict, read_toml, to_dict
 from cptkit.train.schedule import Schedule

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cptkit.data.corpora import CorpusSpec, fingerprint, read_documents
+from cptkit.data.corpora import fingerprint, read_documents
+from cptkit.data.corpus import CorpusSpec
 from cptkit.data.documents import DataError, Document, Skips
 
 TEXTS = ["Kaixo, mundua!\nBigarren lerroa: ñ, ü, €.", "中文 文本", "نص عربي", "plain 🙂"]

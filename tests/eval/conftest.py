@@ -1,17 +1,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.eval import tiny
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

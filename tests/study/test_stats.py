@@ -257,3 +257,23 @@ def test_choosing_rows():
         stats.headline(frame[frame["seed"] == 0])
     with pytest.raises(StatsError, match="not measured"):
         stats.best_rate(frame[frame["kind"] == "train"], "m")
+
+
+def test_the_best_rate_is_chosen_on_the_seeds_that_all_rates_have():
+    rows = [
+        {"run": f"{rate}-{seed}", "lr_peak": rate, "seed": seed, "step": 1, "m": loss}
+        for rate, seed, loss in ((1e-3, 0, 2.0), (3e-3, 0, 1.9), (3e-3, 1, 2.4), (3e-3, 2, 2.4))
+    ]
+    best = stats.best_rate(pd.DataFrame(rows), "m")
+    assert set(best["lr_peak"]) == {3e-3}  # by the mean over all its seeds, 1e-3 would have won
+    assert set(best["seed"]) == {0, 1, 2}
+
+
+def test_tokens_saved_is_the_geometric_mean_over_common_seeds():
+    def run(seed, reached_at):
+        return pd.DataFrame({"seed": seed, "tokens": [0, reached_at, 100], "m": [3.0, 1.0, 1.0]})
+
+    scratch = pd.concat([run(0, 100), run(1, 100)]).drop_duplicates()
+    cpt = pd.concat([run(0, 25), run(1, 100).drop_duplicates(["tokens"]), run(7, 1)])
+    assert stats.tokens_saved(cpt, scratch.drop_duplicates(["seed", "tokens"]), "m") == pytest.approx(0.5)
+    assert np.isnan(stats.tokens_saved(run(5, 10), scratch, "m"))

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cptkit.data.corpora import CorpusSpec
+from cptkit.data.corpus import CorpusSpec
 from cptkit.data.mixture import Constant, MixtureError, Switch
 from cptkit.train import models, trainer
 from cptkit.train.schedule import Schedule
@@ -204,6 +204,25 @@ def test_resume_is_bit_exact_also_the_second_time(tmp_path, cache, finished, sto
     assert same(again, finished)
 
 
+def test_nothing_draws_from_the_rng_after_it_was_restored(tmp_path, cache):
+    """B15: the RNG at the next step is the one that was saved, whatever was built in between."""
+    states = {}
+
+    def remember(step):
+        states.setdefault(step, []).append(torch.get_rng_state())
+        torch.rand(3)  # as dropout would
+
+    with pytest.raises(Stop):
+        train(
+            tiny_run(), runs=tmp_path, cache=cache, progress=False, checkpoint_steps=4,
+            on_step=lambda s: (remember(s), stopped_at(6)(s)),
+        )  # fmt: skip
+    torch.manual_seed(999)
+    train(tiny_run(), runs=tmp_path, cache=cache, progress=False, on_step=remember)
+    assert torch.equal(states[5][0], states[4][0]) is False
+    assert torch.equal(states[5][1], states[4][0])  # saved at step 4, before `remember` drew
+
+
 def test_resume_inside_a_changing_mixture(tmp_path, cache):
     spec = tiny_run(mixture=Switch({"target": 0.5, "source": 0.5}, {"target": 1.0, "source": 0.0}, 6))
     whole = train(spec, runs=tmp_path / "a", cache=cache, progress=False)
@@ -334,6 +353,26 @@ def test_a_step_without_targets_is_an_error(tmp_path, cache):
             train(dataclasses.replace(spec, seed=5), runs=tmp_path / "runs", cache=cache, progress=False)
     finally:
         trainer._batch = original
+
+
+def test_a_micro_batch_without_targets_contributes_nothing(tmp_path, cache, monkeypatch):
+    """B03: 0 / 0 in one micro-batch must not touch the others; one batch or four give the same step."""
+    original = trainer._batch
+
+    def half_ignored(packed, drawn):
+        batch = original(packed, drawn)
+        batch["labels"][:2] = -100
+        return batch
+
+    monkeypatch.setattr(trainer, "_batch", half_ignored)
+    done = [
+        train(tiny_run(steps=2, micro_sequences=m), runs=tmp_path, cache=cache, progress=False)
+        for m in (1, 2, 4)
+    ]
+    for folder in done[1:]:
+        assert rows(folder)[1]["loss"] == pytest.approx(rows(done[0])[1]["loss"], rel=1e-6)
+        for name, value in weights(folder).items():
+            torch.testing.assert_close(value, weights(done[0])[name], rtol=1e-3, atol=1e-5)
 
 
 def test_more_epochs_than_allowed_are_refused_before_training(tmp_path, cache):
