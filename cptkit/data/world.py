@@ -52,7 +52,7 @@ class World:
 
     seed: int = 0
     similarity: float = 0.3
-    entities: int = 24
+    entities: int = 16
     relations: int = 4
     values: int = 8
     nouns: int = 40
@@ -233,7 +233,7 @@ class Voice:
         return f"{self.word['the']} {self._attribute[topic, relation][entity]} {is_}"
 
     def prose(self, topic: str, rng: random.Random) -> str:
-        """One document about one entity of `topic`: about half of its sentences tell facts."""
+        """One document about one entity of `topic`: about two thirds of its sentences tell facts."""
         entity = self._pick_entity(topic, rng)
         name, word, random_ = self._entity[topic][entity], self.word, rng.random
         out, relations = [], self.world.relations
@@ -241,14 +241,14 @@ class Voice:
         for n in range(rng.randint(4, 9)):
             u = random_()
             relation = (first + n) % relations  # a document repeats itself little
-            if u < 0.3 or n == 0:
+            if u < 0.38 or n == 0:
                 value = self._values[topic, relation][self.world_fact(topic, entity, relation)]
                 out.append(f"{self.statement_opening(topic, entity, relation)} {value} .")
-            elif u < 0.45:
+            elif u < 0.52:
                 # The possessor stands sentences back: what is told can be learnt only by reading on.
                 value = self._values[topic, relation][self.world_fact(topic, entity, relation)]
                 out.append(f"{word['its']} {self._relation[topic][relation]} {word['is']} {value} .")
-            elif u < 0.55:
+            elif u < 0.62:
                 other = self._pick_entity(topic, rng)
                 value = self._values[topic, relation][self.world_fact(topic, other, relation)]
                 out.append(f"{self.statement_opening(topic, other, relation)} {value} .")
@@ -256,7 +256,7 @@ class Voice:
                 out.append(
                     f"{word['when']} {self._clause(topic, rng)} {word['then']} {self._clause(topic, rng)} ."
                 )
-            elif u < 0.75:
+            elif u < 0.79:
                 out.append(f"{self._clause(topic, rng, subject=name)} .")
             else:
                 out.append(f"{self._clause(topic, rng)} .")

@@ -128,14 +128,15 @@ def test_similarity_outside_its_range_is_refused():
 # ---- questions --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lang", ["l1", "l2"])
-def test_facts_of_the_choices_are_asked_in_no_text(lang):
-    items = WORLD.choices(lang, 200)
+@pytest.mark.parametrize(("lang", "fewest"), [("l1", 100), ("l2", 160)])
+def test_facts_of_the_choices_are_asked_in_no_text(lang, fewest):
+    items = WORLD.choices(lang, 10_000)
     asked = text(WORLD, "l1", megabytes=3.0, kind="questions")
     source = {i.id: i.question for i in WORLD.choices("l1", 10_000)}
     shared = [i for i in items if i.id in source]
-    assert len(items) == 200
-    assert len(shared) > 100
+    assert len(items) >= fewest
+    assert len(shared) >= 100
+    assert len(WORLD.choices(lang, 42)) == 40  # whole blocks of four
     assert not any(source[i.id] + " " in asked for i in shared)
     solved = WORLD.shots("l1", 20)
     assert sum(s.question + " " in asked for s in solved) > 15  # and the search does find what is asked
@@ -150,7 +151,7 @@ def test_an_answer_by_frequency_scores_exactly_one_quarter():
 
 
 def test_target_prose_tells_the_right_value_and_source_text_nothing_local():
-    items = WORLD.choices("l2", 264, form="cloze")
+    items = WORLD.choices("l2", 10_000, form="cloze")
     told = text(WORLD, "l2", megabytes=3.0)
     right = sum(f"{i.question} {i.candidates[i.answer]} ." in told for i in items)
     wrong = sum(
