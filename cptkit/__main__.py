@@ -38,7 +38,7 @@ def train(
 
     run = load_spec(spec)
     tokenizer = models.load_tokenizer(run.model, cache, runs)
-    print(mixture_of(run, pack_sources(run, tokenizer, cache)).describe(), flush=True)
+    print(mixture_of(run, pack_sources(run, tokenizer, cache, progress=True)).describe(), flush=True)
     if describe:
         return 0
     folder = train_run(run, runs=runs, cache=cache, checkpoint_steps=checkpoint_steps, label=spec.stem)

@@ -87,7 +87,7 @@ class Study:
     def mixture(self, arm: Arm) -> Mixture:
         """The mixture of one arm, to be described before anything is trained."""
         tokenizer = models.load_tokenizer(arm.spec.model, self.cache, self.runs)
-        return mixture_of(arm.spec, pack_sources(arm.spec, tokenizer, self.cache))
+        return mixture_of(arm.spec, pack_sources(arm.spec, tokenizer, self.cache, progress=self.progress))
 
     def base(self) -> ModelSpec:
         """The model all continued pretraining starts from; made here first where the profile says so."""

@@ -48,7 +48,7 @@ def save(
         made.mkdir(parents=True)
         save_file(_own_storage(dict(model.named_parameters())), made / "model.safetensors")
         save_file(_flatten(optimiser.state_dict()["state"]), made / "optimiser.safetensors")
-        save_file({"torch": torch.get_rng_state()}, made / "rng.safetensors")
+        save_file(_rng_states(), made / "rng.safetensors")
         (made / "state.json").write_text(json.dumps({"step": step} | state))
         files = {f.name: {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in sorted(made.iterdir())}
         for file in made.iterdir():
@@ -110,8 +110,18 @@ def load(path: Path, *, model: torch.nn.Module, optimiser: torch.optim.Optimizer
     full = optimiser.state_dict()
     full["state"] = _unflatten(load_file(path / "optimiser.safetensors"))
     optimiser.load_state_dict(full)
-    torch.set_rng_state(load_file(path / "rng.safetensors")["torch"])
+    for name, state in load_file(path / "rng.safetensors").items():
+        if name == "cpu":
+            torch.set_rng_state(state)
+        elif int(name) < torch.cuda.device_count():  # a run may be resumed where there is no GPU
+            torch.cuda.set_rng_state(state, int(name))
     return json.loads((path / "state.json").read_text())
+
+
+def _rng_states() -> dict[str, torch.Tensor]:
+    """The generator of the CPU, and that of each GPU under its number."""
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"cpu": torch.get_rng_state()} | {str(n): state for n, state in enumerate(devices)}
 
 
 def _own_storage(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

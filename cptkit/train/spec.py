@@ -36,6 +36,7 @@ PAPER_STEPS = (
     10000,
 )
 """P1 evaluated these checkpoints (by its scripts): dense where its story happens."""
+PROBE_STEPS = tuple(sorted({*EARLY_STEPS, *PAPER_STEPS}))
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class ChoicesProbe:
 class ProbesSpec:
     """What is measured during the run, and at which optimiser steps (0 is before training)."""
 
-    steps: tuple[int, ...] = EARLY_STEPS
+    steps: tuple[int, ...] = PROBE_STEPS
     perplexity: dict[str, CorpusSpec] = field(default_factory=dict)
     documents: int = 200  # per perplexity set, from its beginning
     copain: CopainProbe | None = None

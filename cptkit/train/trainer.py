@@ -47,6 +47,11 @@ from cptkit.train.probes import Probes
 from cptkit.train.spec import RunSpec, run_id
 
 IGNORED = -100
+BAR = {
+    "file": sys.stdout,
+    "mininterval": 2,
+    "ncols": 100,
+}  # plain text: it reaches notebooks and terminals alike
 
 
 class TrainingError(RuntimeError):
@@ -94,7 +99,7 @@ def train(
         if (folder / "done.json").exists():
             return folder
         _write(folder / "spec.toml", spec.dumps())
-        run = _Run(spec, folder, runs, cache)
+        run = _Run(spec, folder, runs, cache, progress)
         run.loop(checkpoint_steps, checkpoint_seconds, progress, label or folder.name, on_step)
         run.finish()
     return folder
@@ -120,19 +125,19 @@ def pack_sources(
     packed = {}
     for name, corpus in spec.sources.items():
         key = f"{corpora.fingerprint(corpus, cache)}-{tokens.tokenizer_fingerprint(tokenizer)}-{spec.length}"
-        packed[name] = tokens.pack(
-            corpora.read_documents(corpus, cache), tokenizer, spec.length, cache / "tokens" / key, key=key
-        )
+        read, folder = corpora.read_documents(corpus, cache), cache / "tokens" / key
+        with tqdm(desc=f"packing {name}", unit=" documents", disable=not progress, delay=2, **BAR) as bar:
+            packed[name] = tokens.pack(read, tokenizer, spec.length, folder, key=key, progress=bar.update)
     return packed
 
 
 class _Run:
     """What one run holds while it is trained."""
 
-    def __init__(self, spec: RunSpec, folder: Path, runs: Path, cache: Path) -> None:
+    def __init__(self, spec: RunSpec, folder: Path, runs: Path, cache: Path, progress: bool) -> None:
         self.spec, self.folder = spec, folder
         self.model, self.tokenizer = models.load(spec.model, cache, runs, length=spec.length, seed=spec.seed)
-        self.packed = pack_sources(spec, self.tokenizer, cache)
+        self.packed = pack_sources(spec, self.tokenizer, cache, progress=progress)
         for packed in self.packed.values():
             tokens.check_vocabulary(packed, self.model.get_input_embeddings().weight.shape[0])
         self.mixture = mixture_of(spec, self.packed)
@@ -190,15 +195,7 @@ class _Run:
         total, saved = self.spec.steps, time.monotonic()
         if self.step == 0:
             self._probe()
-        with tqdm(
-            total=total,
-            initial=self.step,
-            desc=label,
-            disable=not progress,
-            file=sys.stdout,
-            mininterval=2,
-            ncols=100,
-        ) as bar:
+        with tqdm(total=total, initial=self.step, desc=label, disable=not progress, **BAR) as bar:
             while self.step < total:
                 row = self._train_step()
                 bar.set_postfix_str(f"loss {row['loss']:.3f}", refresh=False)
