@@ -47,11 +47,6 @@ from cptkit.train.probes import Probes
 from cptkit.train.spec import RunSpec, run_id
 
 IGNORED = -100
-BAR = {
-    "file": sys.stdout,
-    "mininterval": 2,
-    "ncols": 100,
-}  # plain text: it reaches notebooks and terminals alike
 
 
 class TrainingError(RuntimeError):
@@ -126,7 +121,7 @@ def pack_sources(
     for name, corpus in spec.sources.items():
         key = f"{corpora.fingerprint(corpus, cache)}-{tokens.tokenizer_fingerprint(tokenizer)}-{spec.length}"
         read, folder = corpora.read_documents(corpus, cache), cache / "tokens" / key
-        with tqdm(desc=f"packing {name}", unit=" documents", disable=not progress, delay=2, **BAR) as bar:
+        with _bar(progress, desc=f"packing {name}", unit=" documents", delay=2) as bar:
             packed[name] = tokens.pack(read, tokenizer, spec.length, folder, key=key, progress=bar.update)
     return packed
 
@@ -195,7 +190,7 @@ class _Run:
         total, saved = self.spec.steps, time.monotonic()
         if self.step == 0:
             self._probe()
-        with tqdm(total=total, initial=self.step, desc=label, disable=not progress, **BAR) as bar:
+        with _bar(progress, desc=label, total=total, initial=self.step) as bar:
             while self.step < total:
                 row = self._train_step()
                 bar.set_postfix_str(f"loss {row['loss']:.3f}", refresh=False)
@@ -277,6 +272,11 @@ class _Run:
         os.replace(made, self.folder / "model")
         _write(self.folder / "done.json", json.dumps({"steps": self.step, "seconds": self.seconds}))
         shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+
+
+def _bar(shown: bool, **options: Any) -> tqdm:
+    # Plain text on standard output: it reaches notebooks, papermill and terminals alike.
+    return tqdm(disable=not shown, file=sys.stdout, mininterval=2, ncols=100, **options)
 
 
 def _batch(packed: dict[str, tokens.Packed], drawn: list[tuple[str, int]]) -> dict[str, torch.Tensor]:
