@@ -55,7 +55,12 @@ NAMES = {
     "ppl.target.perplexity": "Target perplexity",
     "ppl.source.perplexity": "English perplexity",
 }
-SETS = {"target": "target, choice", "target_cloze": "target, cloze", "source": "English, choice"}
+SETS = {
+    "target": "target, choice",
+    "target_cloze": "target, cloze",
+    "target_continuation": "target, continuation",
+    "source": "English, choice",
+}
 
 
 def _chance(frame: pd.DataFrame, column: str) -> dict[str, float]:
