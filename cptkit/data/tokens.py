@@ -32,7 +32,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
@@ -40,7 +40,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cptkit.data.documents import DataError, Document, Skips
+from cptkit.data.documents import Document, Skips
+from cptkit.data.framing import Framing, TokenError, encode, framing, rows_needed, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     import torch
@@ -48,101 +49,6 @@ if TYPE_CHECKING:
 IGNORE = -100  # the label that a loss leaves out, as in PyTorch's cross_entropy
 FILES = {"tokens.bin", "starts.npy", "manifest.json"}
 CHUNK_DOCUMENTS, CHUNK_CHARACTERS = 2_048, 4_000_000
-
-
-class TokenError(DataError):
-    """A tokenizer, a packing or an attention backend that cannot be used; the message says what to do."""
-
-
-# ---- from text to token ids ----
-
-
-@dataclass(frozen=True, slots=True)
-class Framing:
-    """What surrounds every document: `bos` before it (None where the model knows none), `eos` after."""
-
-    bos: int | None
-    eos: int
-
-
-def framing(tokenizer) -> Framing:
-    """The framing of documents by the model's own convention.
-
-    BOS belongs to it where the tokenizer's own call puts it first, or where `add_bos_token` says so (set
-    that attribute to overrule). Having a `bos_token` is not enough: GPT-2 and SmolLM2 name one and never
-    use it. EOS ends every document, whether the tokenizer's call adds it (few do) or not.
-
-    Raises:
-        TokenError: the tokenizer has no EOS.
-    """
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    if eos is None:
-        raise TokenError("the tokenizer has no EOS, which must part the documents: set its eos_token")
-    first = tokenizer("a", verbose=False)["input_ids"][:1]
-    by_convention = bos is not None and (first == [bos] or getattr(tokenizer, "add_bos_token", False) is True)
-    return Framing(bos if by_convention else None, eos)
-
-
-def encode(tokenizer, texts: list[str], framing: Framing) -> list[list[int]]:
-    """Token ids of each text with exactly one BOS (if any) before and one EOS after.
-
-    A special token spelled out in a text ("</s>" in a page about HTML) stays text.
-
-    Raises:
-        TokenError: the tokenizer turns text into its own BOS or EOS all the same.
-    """
-    if not texts:
-        return []
-    encoded = tokenizer(
-        texts,
-        add_special_tokens=False,
-        split_special_tokens=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )["input_ids"]
-    for text, ids in zip(texts, encoded, strict=True):
-        if framing.eos in ids or framing.bos in ids:
-            raise TokenError(
-                f"the tokenizer makes a BOS or EOS out of the text {text[:80]!r}: they are ordinary pieces "
-                "of its vocabulary; take the literal out of the text or use another tokenizer"
-            )
-    before = [] if framing.bos is None else [framing.bos]
-    return [[*before, *ids, framing.eos] for ids in encoded]
-
-
-def tokenizer_fingerprint(tokenizer) -> str:
-    """16 hex digits that change with whatever changes token ids: vocabulary, rules, framing."""
-    if tokenizer.is_fast:
-        rules = json.loads(tokenizer.backend_tokenizer.to_str())
-        rules.update(truncation=None, padding=None)  # left behind by its last call, not part of it
-    else:
-        rules = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
-    text = json.dumps([rules, asdict(framing(tokenizer))], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def check_vocabulary(tokenizer_or_packed, model_embedding_rows: int) -> None:
-    """Refuse a tokenizer (or a packing made with one) that has ids beyond the model's embedding.
-
-    An embedding with more rows than the tokenizer has ids is padded for speed, and fine.
-
-    Raises:
-        TokenError: some id has no row.
-    """
-    needed = _vocabulary(tokenizer_or_packed)
-    if needed > model_embedding_rows:
-        raise TokenError(
-            f"the tokenizer has {needed:,} ids, the model's embedding only {model_embedding_rows:,} rows: "
-            f"use the model's own, or call model.resize_token_embeddings({needed}) and train the new rows"
-        )
-
-
-def _vocabulary(tokenizer_or_packed) -> int:
-    if isinstance(tokenizer_or_packed, Packed):
-        return tokenizer_or_packed.vocabulary
-    # The largest id counts, not the number of entries: an added token may leave a gap before it.
-    return max(len(tokenizer_or_packed), 1 + max(tokenizer_or_packed.get_vocab().values()))
 
 
 # ---- from token ids to a folder ----
@@ -184,7 +90,7 @@ def pack(
         except TokenError:
             pass  # absent, damaged or made from something else: build it
 
-    frame, vocabulary = framing(tokenizer), _vocabulary(tokenizer)
+    frame, vocabulary = framing(tokenizer), rows_needed(tokenizer)
     dtype = np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
     skips, totals, digest, starts = Skips(), Counter(), hashlib.sha256(), array("q")
     building = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")  # a neighbour: same disk

@@ -188,6 +188,6 @@ def device_of(model: nn.Module) -> torch.device:
 
 def prompt_ids(tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of texts that go on: BOS by the tokenizer's convention, no EOS, a literal "<s>" is text."""
-    from cptkit.data.tokens import encode, framing
+    from cptkit.data.framing import encode, framing
 
     return [ids[:-1] for ids in encode(tokenizer, list(texts), framing(tokenizer))]

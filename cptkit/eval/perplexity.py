@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from cptkit.data.tokens import encode, framing
+from cptkit.data.framing import encode, framing
 from cptkit.eval.forward import EvalError, batches, check, device_of, evaluating, hidden, nats, pad
 
 

@@ -33,7 +33,8 @@ from transformers import (
 from transformers.utils import logging
 
 from cptkit.data import corpora
-from cptkit.data.tokens import check_vocabulary, require_isolation
+from cptkit.data.framing import check_vocabulary
+from cptkit.data.tokens import require_isolation
 from cptkit.train.config import to_dict
 from cptkit.train.spec import ModelSpec, TokenizerSpec
 

@@ -37,7 +37,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from tqdm import tqdm
 
-from cptkit.data import corpora, tokens
+from cptkit.data import corpora, framing, tokens
 from cptkit.data.mixture import Mixture
 from cptkit.eval import forward
 from cptkit.eval.drift import snapshot
@@ -119,7 +119,7 @@ def pack_sources(
     """Tokenise and pack every source of `spec` into `cache`, or open what is there."""
     packed = {}
     for name, corpus in spec.sources.items():
-        key = f"{corpora.fingerprint(corpus, cache)}-{tokens.tokenizer_fingerprint(tokenizer)}-{spec.length}"
+        key = f"{corpora.fingerprint(corpus, cache)}-{framing.tokenizer_fingerprint(tokenizer)}-{spec.length}"
         read, folder = corpora.read_documents(corpus, cache), cache / "tokens" / key
         with _bar(progress, desc=f"packing {name}", unit=" documents", delay=2) as bar:
             packed[name] = tokens.pack(read, tokenizer, spec.length, folder, key=key, progress=bar.update)
@@ -134,7 +134,7 @@ class _Run:
         self.model, self.tokenizer = models.load(spec.model, cache, runs, length=spec.length, seed=spec.seed)
         self.packed = pack_sources(spec, self.tokenizer, cache, progress=progress)
         for packed in self.packed.values():
-            tokens.check_vocabulary(packed, self.model.get_input_embeddings().weight.shape[0])
+            framing.check_vocabulary(packed, self.model.get_input_embeddings().weight.shape[0])
         self.mixture = mixture_of(spec, self.packed)
         _write(folder / "mixture.txt", self.mixture.describe())
         AcceleratorState._reset_state(

@@ -17,18 +17,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from cptkit.data import tokens
 from cptkit.data.documents import Document
-from cptkit.data.tokens import (
+from cptkit.data.framing import (
     Framing,
-    Packed,
     TokenError,
-    attention_mask,
     check_vocabulary,
     encode,
     framing,
-    pack,
-    require_isolation,
     tokenizer_fingerprint,
 )
+from cptkit.data.tokens import Packed, attention_mask, pack, require_isolation
 
 torch.set_num_threads(1)
 

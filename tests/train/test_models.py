@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from cptkit.data.tokens import TokenError
+from cptkit.data.framing import TokenError
 from cptkit.train import models
 from cptkit.train.models import ModelError
 from cptkit.train.spec import ModelSpec, TokenizerSpec
