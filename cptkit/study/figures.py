@@ -133,7 +133,8 @@ def drift(frame: pd.DataFrame, folder: Path | None = None) -> Figure:
     """P1 Fig. 4: L2 distance from the start, mean over tensors, over steps; and by layer at the end."""
     frame = stats.probes(frame)
     frame = frame[frame["step"] > 0]  # a distance of 0 has no place on a logarithmic axis
-    layers = sorted(int(c.rsplit(".", 1)[1]) for c in frame if c.startswith("drift.layer."))
+    names = [c.removeprefix("drift.layer.") for c in frame if c.startswith("drift.layer.")]
+    layers = sorted(int(name) for name in names if name.isdigit())  # "rest" is embeddings and norms
     with style.drawing():
         fig = style.new(9.6 if layers else 5.2, 4.4)
         axes = fig.subplots(1, 2 if layers else 1, squeeze=False)[0]
@@ -152,7 +153,7 @@ def _layers(ax: Axes, frame: pd.DataFrame, layers: Sequence[int]) -> pd.DataFram
         draw(ax, table, "layer", arm)
     ax.set_ylim(bottom=0)
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.set(title=f"By layer, at step {last['step'].max():,}", xlabel="layer", ylabel="L2, mean over tensors")
+    ax.set(title=f"By layer, at step {last['step'].max():,}", xlabel="layer", ylabel="L2 over the layer")
     return table.assign(panel="layers", step=last["step"].max())
 
 

@@ -54,6 +54,7 @@ def mixing(arms=("none", "mix20", "mix50"), seeds=(0, 1, 2), rate=1e-3) -> pd.Da
                         "drift.mean_l2": math.sqrt(step) * noise,
                     }
                     | {f"drift.layer.{k}": math.sqrt(step) * (1 + k / 10) * noise for k in range(4)}
+                    | {"drift.layer.rest": noise}
                     | {f"copain.{t}.accuracy": min(1.0, accuracy * noise) for t in TASKS}
                     | {f"copain.{t}.chance": 0.25 if "group" in t else 1 / 3 for t in TASKS}
                 )
