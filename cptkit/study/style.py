@@ -43,6 +43,7 @@ ARMS = {
     "mix20": Arm("20 % English", "#0072B2", "s"),
     "mix50": Arm("50 % English", "#009E73", "X"),
     "mix80": Arm("80 % English", "#882255", "P"),
+    "bilingual": Arm("both languages", "#117733", "D"),
     "cpt": Arm("continued pretraining", "#332288", "s"),
     "scratch": Arm("from scratch", "#777777", "o"),
 }
