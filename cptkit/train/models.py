@@ -100,7 +100,7 @@ def build(spec: ModelSpec, vocabulary: int, end_id: int, length: int, seed: int)
         num_attention_heads=spec.heads,
         num_key_value_heads=spec.heads,
         intermediate_size=spec.feed_forward,
-        max_position_embeddings=max(length, 256),
+        max_position_embeddings=max(length, 1024),  # no weights: room for prompts longer than a sequence
         tie_word_embeddings=True,
         bos_token_id=end_id,
         eos_token_id=end_id,

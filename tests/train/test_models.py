@@ -72,8 +72,8 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused_and_a_smaller_one_is_n
 
 
 def test_sequences_longer_than_the_positions_are_refused(saved, cache):
-    with pytest.raises(ModelError, match="256 positions"):
-        models.load(ModelSpec(start=str(saved)), cache, cache, length=512, seed=0)
+    with pytest.raises(ModelError, match="1024 positions"):
+        models.load(ModelSpec(start=str(saved)), cache, cache, length=2048, seed=0)
 
 
 def test_unknown_starts_say_what_is_known(cache):
