@@ -17,7 +17,6 @@ from typing import Any
 
 import pandas as pd
 
-from cptkit.data.corpus import CorpusSpec
 from cptkit.data.mixture import Constant, Mixture
 from cptkit.study import stats, store
 from cptkit.study.profiles import Profile, Text, load_profile
@@ -256,8 +255,3 @@ def texts(study: Study) -> dict[str, Text]:
     profile = study.profile
     named = {profile.source.name or SOURCE: profile.source, profile.target.name or TARGET: profile.target}
     return named | (profile.transfer.languages if profile.transfer else {})
-
-
-def corpora_of(study: Study) -> dict[str, CorpusSpec]:
-    """Validation text per language: what fertility is measured on."""
-    return {name: text.validation for name, text in texts(study).items()}
