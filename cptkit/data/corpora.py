@@ -10,7 +10,7 @@ run must not go on and a `DataError` says why.
 - **hub**: a data set on the Hugging Face hub or in a local folder, streamed by `datasets`. Remote code is
   never run: `datasets` itself has no such option since version 4.
 - **package**: `libreoffice_help` or `debian_handbook` (see `packages.py`).
-- **world**: the lab world (see `world.py`).
+- **world**: the lab world (see `world.py`). **lists**: language-free lists (see `lists.py`).
 
 Nothing in the data is executed. Cost: memory for one record; JSON lines are read at about 60 MB/s, gzip
 at about 40 MB/s, on one core. `fingerprint` reads every local file once, at the speed of sha256.
@@ -29,6 +29,7 @@ from cptkit.data import packages
 from cptkit.data.corpus import CorpusSpec
 from cptkit.data.documents import DataError, Document, Skips
 from cptkit.data.files import Records, all_files, find_files, from_row, read_files
+from cptkit.data.lists import Lists
 
 READER = 1  # part of every fingerprint: raise it when the same files give other documents
 CERTAIN = 1_000  # so many unusable records with no usable one before: the settings are wrong, not the data
@@ -45,6 +46,9 @@ def read_documents(spec: CorpusSpec, cache: Path, skips: Skips | None = None) ->
         from cptkit.data.world import World
 
         yield from World(**spec.params).documents(spec.lang, spec.split, megabytes=spec.megabytes)
+        return
+    if spec.kind == "lists":
+        yield from Lists(**spec.params).documents(spec.split, megabytes=spec.megabytes)
         return
     skips = Skips() if skips is None else skips
     left = float("inf") if spec.megabytes is None else spec.megabytes * 1e6
@@ -80,6 +84,8 @@ def fingerprint(spec: CorpusSpec, cache: Path) -> str:
         from cptkit.data.world import World
 
         known["data"] = World(**spec.params).fingerprint
+    elif spec.kind == "lists":
+        known["data"] = Lists(**spec.params).fingerprint
     elif spec.kind == "package":
         known["data"] = [spec.path, packages.text_checksum(spec.path, spec.lang, Path(cache))]
     elif spec.kind == "files" or Path(spec.path).is_dir():

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from cptkit.data import packages
 from cptkit.data.documents import DataError
 
-KINDS = ("files", "hub", "package", "world")
+KINDS = ("files", "hub", "lists", "package", "world")
+GENERATED = ("lists", "world")  # their splits are streams of their own, with any name
 SPLITS = ("train", "validation", "test")
 UNITS = ("file", "block", "line")
 
@@ -17,7 +18,8 @@ class CorpusSpec:
     """One corpus in one language.
 
     `split` is cut here, by hash: packages by page (the same in every language), everything else by text, so
-    that equal texts are on one side. With both shares 0, `train` is everything. The world has its own splits.
+    that equal texts are on one side. With both shares 0, `train` is everything. Generated text (the world,
+    lists) has its own splits.
     """
 
     kind: str
@@ -35,11 +37,11 @@ class CorpusSpec:
     config: str | None = None  # hub
     hub_split: str = "train"  # hub: the data set's own split
     revision: str | None = None  # hub: a commit, so that the data cannot change
-    params: dict = field(default_factory=dict)  # world
+    params: dict = field(default_factory=dict)  # world, lists
 
     def __post_init__(self) -> None:
         for name, allowed in (("kind", KINDS), ("split", SPLITS), ("unit", UNITS)):
-            if getattr(self, name) not in allowed and not (name == "split" and self.kind == "world"):
+            if getattr(self, name) not in allowed and not (name == "split" and self.kind in GENERATED):
                 raise DataError(f"corpus: {name} {getattr(self, name)!r} is not one of {', '.join(allowed)}")
         if self.kind == "package" and self.path not in packages.SETS:
             raise DataError(f"corpus: package set {self.path!r} is not one of {', '.join(packages.SETS)}")

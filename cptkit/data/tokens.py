@@ -270,6 +270,10 @@ class Packed:
     def __reduce__(self):  # to another process goes the path, not the data
         return Packed, (self.folder,)
 
+    def token_ids(self) -> np.ndarray:
+        """Every token id that occurs, once, ascending. Reads all of the packing."""
+        return np.unique(self._tokens).astype(np.int64)
+
     def sequence(self, i: int) -> dict[str, np.ndarray]:
         """Sequence `i` as int64 arrays [L]: `input_ids`, `position_ids`, `labels`.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -58,23 +59,28 @@ def layer_of(name: str) -> str:
 
 
 @torch.no_grad()
-def drift(model: nn.Module, start: dict[str, Tensor]) -> Drift:
+def drift(model: nn.Module | Iterable[tuple[str, Tensor]], start: dict[str, Tensor]) -> Drift:
     """The distance of the model's weights from a `snapshot` of the same model.
 
+    Instead of a model, its weights by name will do: one at a time, such as adapters merged as they are asked
+    for.
+
     Raises:
-        EvalError: names or shapes differ (a LoRA or a resized vocabulary added after the snapshot).
+        EvalError: names or shapes differ (adapters or a larger vocabulary came after the snapshot).
     """
-    parameters = dict(bare(model).named_parameters())
-    if odd := set(parameters) ^ set(start):
-        raise EvalError(f"the snapshot is of another model: {len(odd)} names differ, such as {min(odd)!r}")
+    pairs = bare(model).named_parameters() if isinstance(model, nn.Module) else model
     squares, norm = {}, 0.0
-    for name, parameter in parameters.items():
+    for name, parameter in pairs:
+        if name not in start:
+            raise EvalError(f"the snapshot is of another model: it has no {name!r}")
         if parameter.shape != start[name].shape:
             raise EvalError(
                 f"{name}: {tuple(parameter.shape)} now, {tuple(start[name].shape)} in the snapshot"
             )
         squares[name], before = _squares(parameter.detach(), start[name])
         norm += before
+    if odd := set(start) - set(squares):
+        raise EvalError(f"the snapshot is of another model: {len(odd)} names are gone, such as {min(odd)!r}")
     layers: dict[str, float] = {}
     for name, square in squares.items():
         layers[layer_of(name)] = layers.get(layer_of(name), 0.0) + square

@@ -6,7 +6,9 @@ and never typed twice. One claim is one comparison of two sides, `a` minus `b` (
     id, notebook, paper, place, text   who says what, in our words
     metric      a column of the metrics frame (store.load)
     a, b        column = value filters that choose runs; arm = "base" is the start: step 0 of the runs of a
-    statistic   value (default) | half_fall | tokens_to_match (arms cpt and scratch, each at its best rate)
+    statistic   value (default) | half_fall | tokens_to_match (arms cpt and scratch, each at its best rate) |
+                matched (the end of a against b where, on its way, b has the same `by`, a column such as
+                drift)
     at          final (default) | a step number | published: the share of our run that the published step is
                 of the paper's, at the nearest probed step
     unit        ratio (compared as logarithms) | points (differences of fractions, in per cent) |
@@ -39,7 +41,7 @@ PAPERS = {"P1": "2506.00288", "P2": "2407.02118", "P3": "2407.18743"}
 FOLDER = Path(__file__).parent.parent / "published"
 FIRST_HAND = ("full-text", "authors-repo", "authors-dataset")
 UNITS = ("ratio", "points", "share of the run")
-STATISTICS = ("value", "half_fall", "tokens_to_match")
+STATISTICS = ("value", "half_fall", "matched", "tokens_to_match")
 
 
 class ClaimError(ValueError):
@@ -66,6 +68,7 @@ class Claim:
     within: float = 0.5
     region: tuple[float, float] | None = None
     bound: float | None = None
+    by: str | None = None
     floor: str | None = None
     published: Mapping[str, Any] = field(default_factory=dict)
 
@@ -83,8 +86,10 @@ class Claim:
             raise ClaimError(f"claim {self.id!r}: direction is 1, -1, or 0 with a region (and only then)")
         if (self.statistic == "half_fall") != (self.bound is not None):
             raise ClaimError(f"claim {self.id!r}: half_fall needs a bound, and nothing else has one")
-        if self.statistic == "value" and not self.b:
+        if self.statistic in ("value", "matched") and not self.b:
             raise ClaimError(f"claim {self.id!r}: a value is compared with a side b")
+        if (self.statistic == "matched") != (self.by is not None):
+            raise ClaimError(f"claim {self.id!r}: matched needs `by`, and nothing else has one")
         if self.at == "published" and "step" not in self.published.get("a", {}):
             raise ClaimError(f"claim {self.id!r}: at = published needs the step of the published row")
         if not (self.at in ("final", "published") or (type(self.at) is int and self.at >= 0)):
@@ -100,6 +105,8 @@ class Claim:
             return f"({name_a}) / ({name(self.b)})" if self.b else name_a
         if self.bound is not None:
             return f"{name(self.a)} below {self.bound:g}"
+        if self.by is not None:
+            return f"{name(self.a)} minus {name(self.b)} at equal {self.by}"
         return f"{name(self.a)} {'/' if self.unit == 'ratio' else 'minus'} {name(self.b)}"
 
 

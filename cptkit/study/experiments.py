@@ -19,7 +19,8 @@ import pandas as pd
 
 from cptkit.data.mixture import Constant, Mixture
 from cptkit.study import stats, store
-from cptkit.study.profiles import Profile, Text, load_profile
+from cptkit.study.plans import Text
+from cptkit.study.profiles import Profile, load_profile
 from cptkit.study.store import Arm
 from cptkit.train import models
 from cptkit.train.schedule import Schedule

@@ -276,14 +276,6 @@ def _bars(
     ax.grid(axis="x", visible=False)
 
 
-def _ends(frame: pd.DataFrame) -> pd.DataFrame:
-    """Each run's last probe row, and the start as arm `base`."""
-    frame = stats.probes(frame)
-    frame = frame[frame["arm"] != "base"]
-    return pd.concat([stats.start(frame),
-                      frame[frame["step"] > 0].sort_values("step").groupby("run").tail(1)])  # fmt: skip
-
-
 def _bar_table(ends: pd.DataFrame, prefix: str, names: Sequence[str], group: str) -> pd.DataFrame:
     parts = []
     for name in names:
@@ -301,7 +293,7 @@ def copain_tasks(
     of the one model `arm`.
     """
     if isinstance(result, pd.DataFrame):
-        ends = _ends(result)
+        ends = stats.ends(result)
         tasks = [
             c.split(".")[1] for c in ends if c.count(".") == 2 and c.startswith("copain.") and "acc" in c
         ]
@@ -325,7 +317,7 @@ def choices_bars(
     frame: pd.DataFrame, folder: Path | None = None, sets: Sequence[str] = tuple(SETS), name: str = "choices"
 ) -> Figure:
     """Multiple-choice accuracy of each arm at the end, and of the start, by question set, with chance."""
-    ends = _ends(frame)
+    ends = stats.ends(frame)
     sets = [s for s in sets if f"choices.{s}.accuracy" in ends]
     table = _bar_table(ends, "choices", sets, "set")
     with style.drawing():

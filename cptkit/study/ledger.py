@@ -142,6 +142,25 @@ def _tokens_to_match(claim: Claim, side: Mapping[str, Any], frame: pd.DataFrame)
     }
 
 
+def _matched(claim: Claim, frame: pd.DataFrame) -> tuple[dict[int, float], dict[int, float]]:
+    """Seed to the end of a, and to what b had on its way when `by` was the same (linear between probes)."""
+    ends = {}
+    for column in (claim.metric, claim.by):
+        curves = _curves(frame, claim.a, column)
+        ends[column] = {seed: float(curve.iloc[-1]) for seed, curve in curves.items() if len(curve)}
+    a, b = ends[claim.metric], {}
+    values, ways = (_curves(frame, claim.b, column) for column in (claim.metric, claim.by))
+    for seed, place in ends[claim.by].items():
+        if seed not in ways or seed not in values:
+            continue
+        way = pd.concat({"by": ways[seed], "value": values[seed]}, axis=1).dropna()
+        if way.empty or not way["by"].min() <= place <= way["by"].max():
+            raise _Untestable(f"side b was never at {claim.by} {place:.3g} (seed {seed})")
+        way = way.sort_values("by")
+        b[seed] = float(np.interp(place, way["by"], way["value"]))
+    return a, b
+
+
 def _measure(
     claim: Claim, frame: pd.DataFrame, share: float | None, notes: list[str]
 ) -> tuple[stats.Interval, int | None]:
@@ -162,7 +181,12 @@ def _measure(
         if flat:
             raise _Untestable(f"no fall to time for seed {', '.join(map(str, flat))}")
         return stats.interval(list(shares.values())), None
-    a, b, step = _sides(claim, frame, share, notes)
+    if claim.statistic == "matched":
+        a, b = _matched(claim, frame)
+        step, seeds = None, _common(a, b, notes)
+        a, b = {s: a[s] for s in seeds}, {s: b[s] for s in seeds}
+    else:
+        a, b, step = _sides(claim, frame, share, notes)
     if claim.floor:
         if claim.floor not in frame:
             raise _Untestable(f"no column {claim.floor}")

@@ -139,4 +139,5 @@ def transfer_table(transfer: pd.DataFrame, folder: Path | None = None) -> pd.Dat
 
 def together(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """One frame of several experiments; those that a profile lacks are left out."""
-    return pd.concat([f for f in frames if len(f)], ignore_index=True)
+    found = [f for f in frames if len(f)]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()

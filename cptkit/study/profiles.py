@@ -9,24 +9,15 @@ that no profile has.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from cptkit.data.corpus import CorpusSpec
+from cptkit.study.plans import AveragingPlan, Bilingual, Curriculum, EnglishMixing, LoraPlan, Text, Transfer
 from cptkit.train.config import ConfigError, from_dict, nearest, read_toml
 from cptkit.train.schedule import Schedule
 from cptkit.train.spec import ModelSpec, OptimiserSpec, ProbesSpec
-
-
-@dataclass(frozen=True)
-class Text:
-    """One language's text: what is trained on, and what is held out."""
-
-    train: CorpusSpec
-    validation: CorpusSpec
-    name: str = ""  # as figures call it
 
 
 @dataclass(frozen=True)
@@ -68,49 +59,6 @@ class Run:
 
 
 @dataclass(frozen=True)
-class EnglishMixing:
-    """Notebook 01. `arms` maps an arm to its share of source-language tokens.
-
-    The headline table is at the profile's own rate (`run.schedule.peak`) with all seeds; `rates` are
-    further peak rates, run with the first seed for the arms of `rate_arms`.
-    """
-
-    arms: dict[str, float] = field(default_factory=lambda: {"none": 0.0, "mix20": 0.2, "mix50": 0.5})
-    rates: tuple[float, ...] = ()
-    rate_arms: tuple[str, ...] = ("none", "mix20")
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """Notebook 00: continued pretraining against scratch, for languages of several similarities.
-
-    `languages` maps a name to its text; `similarity` says how close each is, where that is a setting.
-    Both arms run `steps` steps at every one of `rates`, with a constant rate after warm-up so that a
-    loss at a step is the loss of a run of that length.
-    """
-
-    languages: dict[str, Text]
-    rates: tuple[float, ...]
-    steps: int
-    warmup: int
-    every: int
-    similarity: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if len(self.rates) < 3:
-            raise ConfigError("transfer.rates: each arm is to be shown at the best of at least 3 rates")
-
-
-@dataclass(frozen=True)
-class Bilingual:
-    """Notebook 00: a model trained on both languages, to see what the questions can show at all."""
-
-    steps: int
-    source_share: float
-    rate: float
-
-
-@dataclass(frozen=True)
 class Profile:
     """All of one scale. `measurement` is false where runs prove the wiring only."""
 
@@ -122,6 +70,9 @@ class Profile:
     base: Base
     run: Run
     english_mixing: EnglishMixing = EnglishMixing()
+    curriculum: Curriculum = Curriculum()
+    averaging: AveragingPlan = AveragingPlan()
+    lora: LoraPlan = LoraPlan()
     transfer: Transfer | None = None
     bilingual: Bilingual | None = None
     measurement: bool = True
@@ -178,11 +129,17 @@ def _resolved(name: str) -> dict[str, Any]:
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """`new` over `old`. A table whose `kind` changes is replaced: its keys mean something else."""
+    """`new` over `old`. A table whose `kind` changes is replaced: its keys mean something else.
+
+    `{ absent = true }` takes out what the profile that is extended has under that key.
+    """
     merged = dict(old)
     for key, value in new.items():
+        if value == {"absent": True}:
+            merged.pop(key, None)
+            continue
         before = merged.get(key)
         both = isinstance(before, dict) and isinstance(value, dict)
         same = both and ("kind" not in value or value["kind"] == before.get("kind"))
         merged[key] = _merged(before, value) if same else value
-    return {k: v for k, v in merged.items() if v != {"absent": True}}
+    return merged

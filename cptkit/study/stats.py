@@ -233,6 +233,25 @@ def half_fall(steps: Sequence[float], values: Sequence[float], least: float = 0.
     return float(steps[np.argmax(values <= values[0] - fall / 2)])
 
 
+def half_change(steps: Sequence[float], values: Sequence[float], least: float = 0.05) -> float:
+    """The first probed step at which half of the change, up or down, has happened.
+
+    The change is from the first value to the one furthest from it; as in `half_fall`, NaN when it is below
+    `least` in the units of the values.
+    """
+    values = _values(values)
+    away = np.abs(values - values[0])
+    return half_fall(steps, away.max() - away, least)
+
+
+def pareto(x: ArrayLike, y: ArrayLike) -> np.ndarray:
+    """Which points no other beats (as high in both, higher in one); more is better. Boolean, [n]."""
+    x, y = _values(x), _values(y)
+    as_good = (x[:, None] >= x) & (y[:, None] >= y)
+    better = (x[:, None] > x) | (y[:, None] > y)
+    return ~(as_good & better).any(axis=0)
+
+
 def tokens_ratio(
     tokens_a: ArrayLike, loss_a: ArrayLike, tokens_b: ArrayLike, loss_b: ArrayLike
 ) -> tuple[float, float, float]:
@@ -284,18 +303,26 @@ def start(frame: pd.DataFrame) -> pd.DataFrame:
     return probes(frame[frame["step"] == 0]).head(1).assign(arm="base")
 
 
-def headline(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows at the learning rate (`lr_peak`) with the most runs: the study's own, without its sweep.
+def ends(frame: pd.DataFrame) -> pd.DataFrame:
+    """Each run's last probe row, and the start as arm `base` where it was measured."""
+    rows = probes(frame)
+    rows = rows[rows["arm"] != "base"]
+    return pd.concat([start(rows), rows[rows["step"] > 0].groupby("run").tail(1)])
 
-    Raises StatsError when two rates have as many: then the caller has to choose.
+
+def headline(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of each arm at its learning rate (`lr_peak`) with the most runs: the arms without their sweep.
+
+    Raises StatsError when two rates of an arm have as many: then the caller has to choose.
     """
-    runs = frame.groupby("lr_peak")["run"].nunique()
-    best = runs[runs == runs.max()].index
-    if len(best) > 1:
-        raise StatsError(
-            f"rates {', '.join(f'{r:g}' for r in best)} have as many runs: choose one by lr_peak"
-        )
-    return frame[frame["lr_peak"] == best[0]]
+    runs = frame.groupby(["arm", "lr_peak"])["run"].nunique().reset_index()
+    most = runs[runs["run"] == runs.groupby("arm")["run"].transform("max")]
+    if len(tied := most[most.duplicated("arm", keep=False)]):
+        arm = tied["arm"].iloc[0]
+        rates = ", ".join(f"{r:g}" for r in tied[tied["arm"] == arm]["lr_peak"])
+        raise StatsError(f"rates {rates} of {arm} have as many runs: choose one by lr_peak")
+    places = pd.MultiIndex.from_frame(frame[["arm", "lr_peak"]])
+    return frame[places.isin(pd.MultiIndex.from_frame(most[["arm", "lr_peak"]]))]
 
 
 def best_rate(rows: pd.DataFrame, metric: str) -> pd.DataFrame:

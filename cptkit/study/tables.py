@@ -1,4 +1,4 @@
-"""Tables of the papers with ours beside the published numbers. P1 Table 2 so far.
+"""Tables of the papers with ours beside the published numbers: P1 Tables 2, 3 and 4, and LoRA in their form.
 
 Departure from the paper: English perplexity and the 50 % arm, which P1 does not report.
 """
@@ -14,15 +14,68 @@ from typing import Any
 import pandas as pd
 
 from . import stats, style
-from .claims import FIRST_HAND
-from .curves import published_points, summary
+from .claims import FIRST_HAND, PAPERS
+from .curves import summary
 
-TABLE2 = {  # column of P1's Table 2: our metric, the published metric, per cent?
+COLUMNS = {  # column of P1's Tables 2 to 4: our metric, the published metric, per cent?
     "target perplexity": ("ppl.target.perplexity", "validation_perplexity", False),
     "English perplexity": ("ppl.source.perplexity", None, False),
     "downstream accuracy": ("choices.target.accuracy", "downstream_accuracy_avg", True),
     "Copain": ("copain.accuracy", "copain_exact_match", True),
 }
+PUBLISHED = {  # arm: (table, setting) of the published row; {} is the language's code
+    "base": ("Table 2", "base"),
+    "mix20": ("Table 2", "CPT {}+en (20% English)"),
+    "none": ("Table 2", "CPT {} only"),
+    "early10": ("Table 3", "CPT curriculum: {}+en for the first 10% of steps then {} only"),
+    "ema92_1": ("Table 4", "CPT {} only with EMA (alpha 0.92; eta 1)"),
+    "ema92_10": ("Table 4", "CPT {} only with EMA (alpha 0.92; eta 10)"),
+}
+
+
+def paper_table(
+    frame: pd.DataFrame,
+    published: pd.DataFrame,
+    folder: Path | None = None,
+    *,
+    arms: Sequence[str],
+    name: str,
+    title: str,
+    model: str = "Llama 2 7B",
+    language: str = "eu",
+) -> pd.DataFrame:
+    """Each arm at the end of its runs, ours (mean ± half of the t interval) beside the published values.
+
+    † marks a value not read first-hand. Returned as text for reading; the numbers, one row per cell, go to
+    `<name>.csv` in `folder` and the table itself to `<name>.html`. Arms without runs are left out.
+    """
+    ends = stats.ends(frame)
+    cells, numbers = [], []
+    for arm in (a for a in arms if a in set(ends["arm"])):
+        rows = ends[ends["arm"] == arm]
+        line = {"arm": style.arm_style(arm).label}
+        for column, (metric, printed, percent) in COLUMNS.items():
+            ours = summary(rows, metric, ["step"]).tail(1) if metric in rows else pd.DataFrame()
+            row = {"arm": arm, "column": column, "metric": metric}
+            if len(ours):
+                row |= ours.iloc[0][["step", "mean", "low", "high", "n"]].to_dict()
+            if printed and arm in PUBLISHED:
+                row |= _published(published, arm, printed, model, language)
+            numbers.append(row)
+            line[column] = _cell(row, percent)
+            if printed:
+                line[f"{column}, published"] = _published_cell(row, percent)
+        line["seeds"] = rows["seed"].nunique()
+        cells.append(line)
+    table = pd.DataFrame(cells).set_index("arm")
+    if folder is not None:
+        folder = Path(folder)
+        style.save_numbers(pd.DataFrame(numbers), folder / f"{name}.csv")
+        caption = f"<p>Published: P1 {title}, {model}, {language}; † read second-hand. ± 95 % interval.</p>"
+        partial = folder / f"{name}.html.partial"
+        partial.write_text(f'<meta charset="utf-8">\n{table.to_html()}\n{caption}\n', encoding="utf-8")
+        os.replace(partial, folder / f"{name}.html")
+    return table
 
 
 def english_mixing_table(
@@ -31,44 +84,120 @@ def english_mixing_table(
     folder: Path | None = None,
     *,
     arms: Sequence[str] = ("base", "mix20", "none", "mix50"),
-    model: str = "Llama 2 7B",
-    language: str = "eu",
+    **choice: str,
 ) -> pd.DataFrame:
-    """P1 Table 2: each arm at the end of its runs, ours (mean ± half of the t interval) beside the published.
+    """P1 Table 2, as `paper_table` gives it."""
+    return paper_table(
+        frame, published, folder, arms=arms, name="table2_english_mixing", title="Table 2", **choice
+    )
 
-    † marks a value not read first-hand. Returned as text for reading; the numbers, one row per cell, go to
-    `table2_english_mixing.csv` in `folder` and the table itself to `.html`.
+
+def curriculum_table(
+    frame: pd.DataFrame, published: pd.DataFrame, folder: Path | None = None, **choice: str
+) -> pd.DataFrame:
+    """P1 Table 3: the arms in the order of the English tokens they spend."""
+    arms = dict.fromkeys(["base", *frame.sort_values("english")["arm"]])
+    return paper_table(
+        frame, published, folder, arms=list(arms), name="table3_curriculum", title="Tables 2 and 3", **choice
+    )
+
+
+def averaging_table(
+    frame: pd.DataFrame, published: pd.DataFrame, folder: Path | None = None, **choice: str
+) -> pd.DataFrame:
+    """P1 Table 4: each average beside plain training at the rate it amounts to."""
+    arms = dict.fromkeys(["base", *frame["arm"]])
+    return paper_table(
+        frame, published, folder, arms=list(arms), name="table4_averaging", title="Tables 2 and 4", **choice
+    )
+
+
+def lora_table(
+    frame: pd.DataFrame, published: pd.DataFrame, folder: Path | None = None, **choice: str
+) -> pd.DataFrame:
+    """LoRA at each arm's best rate beside full training, in the form of P1's tables."""
+    arms = dict.fromkeys(["base", *frame["arm"]])
+    return paper_table(frame, published, folder, arms=list(arms), name="lora", title="Table 2", **choice)
+
+
+def advantages(
+    parts: Sequence[pd.DataFrame], folder: Path | None = None, name: str = "advantages"
+) -> pd.DataFrame:
+    """Means over seeds of `planes.advantage`, in points, with t intervals; one row per arm (and language).
+
+    `outside` counts runs whose place on the axis plain training never came to: they have no advantage to
+    state.
     """
-    frame = stats.probes(frame)
-    cells, numbers = [], []
-    for arm in arms:
-        rows = stats.start(frame) if arm == "base" else frame[frame["arm"] == arm]
-        rows = rows[rows["step"] == rows["step"].max()]
-        line = {"arm": style.arm_style(arm).label}
-        for column, (metric, printed, percent) in TABLE2.items():
-            ours = summary(rows, metric, ["step"]).tail(1) if metric in rows else pd.DataFrame()
-            row = {"arm": arm, "column": column, "metric": metric}
-            if len(ours):
-                row |= ours.iloc[0][["step", "mean", "low", "high", "n"]].to_dict()
-            marks = published_points(published, printed, model=model, language=language) if printed else None
-            if marks is not None:
-                final = marks[(marks["arm"] == arm) & (marks["provenance"] != "digitised")]
-                if len(final) == 1:
-                    row |= {"published": final["value"].iloc[0], "provenance": final["provenance"].iloc[0]}
-            numbers.append(row)
-            line[column] = _cell(row, percent)
-            if printed:
-                line[f"{column}, published"] = _published_cell(row, percent)
-        cells.append(line)
-    table = pd.DataFrame(cells).set_index("arm")
+    runs = pd.concat([p for p in parts if len(p)], ignore_index=True)
+    keys, rows = [k for k in ("language", "arm") if k in runs], []
+    for key, part in runs.groupby(keys, sort=False):
+        known = part["advantage"].dropna()
+        over = stats.interval(100 * known) if len(known) else stats.Interval(*[math.nan] * 3, 0)
+        means = part.select_dtypes("number").drop(columns=["seed", "advantage"]).mean()
+        rows.append(
+            dict(zip(keys, key, strict=True)) | means.to_dict()
+            | {"advantage": over.mean, "low": over.low, "high": over.high, "seeds": over.n,
+               "outside": len(part) - len(known)}
+        )  # fmt: skip
+    table = pd.DataFrame(rows)
     if folder is not None:
-        folder = Path(folder)
-        style.save_numbers(pd.DataFrame(numbers), folder / "table2_english_mixing.csv")
-        caption = f"<p>Published: P1 Table 2, {model}, {language}; † read second-hand. ± 95 % interval.</p>"
-        partial = folder / "table2_english_mixing.html.partial"
-        partial.write_text(f'<meta charset="utf-8">\n{table.to_html()}\n{caption}\n', encoding="utf-8")
-        os.replace(partial, folder / "table2_english_mixing.html")
+        style.save_numbers(table, Path(folder) / f"{name}.csv")
     return table
+
+
+def contrasts(
+    frame: pd.DataFrame,
+    pairs: Sequence[tuple[str, str]],
+    folder: Path | None = None,
+    *,
+    name: str = "contrasts",
+) -> pd.DataFrame:
+    """Differences of arms at the end, paired by seed, with 95 % t intervals: points, and for perplexities
+    ratios.
+
+    `pairs` are (a, b): a minus b, or a over b. An arm that is not there is left out, as is a pair without a
+    common seed.
+    """
+    ends, rows = stats.ends(frame), []
+    for a, b in pairs:
+        for column, (metric, _, percent) in COLUMNS.items():
+            sides = [ends[ends["arm"] == arm].set_index("seed")[metric].dropna() for arm in (a, b)]
+            common = sides[0].index.intersection(sides[1].index)
+            if common.empty:
+                continue
+            found = stats.paired(sides[0][common], sides[1][common], log=not percent)
+            shown = found.map(lambda v: 100 * v) if percent else found.map(math.exp)
+            labels = " - " if percent else " / "
+            rows.append({
+                "comparison": labels.join(style.arm_style(arm).label for arm in (a, b)), "measure": column,
+                "unit": "points" if percent else "ratio", "ours": shown.mean, "low": shown.low,
+                "high": shown.high, "seeds": found.n,
+            })  # fmt: skip
+    table = pd.DataFrame(rows)
+    if folder is not None:
+        style.save_numbers(table, Path(folder) / f"{name}.csv")
+    return table
+
+
+def _published(
+    published: pd.DataFrame, arm: str, metric: str, model: str, language: str
+) -> dict[str, float | str]:
+    table, setting = PUBLISHED[arm]
+    rows = published[
+        (published["paper"] == PAPERS["P1"])
+        & (published["table_or_figure"] == table)
+        & (published["model"] == model)
+        & (published["language"] == language)
+        & (published["setting"] == setting.format(language, language))
+        & (published["metric"] == metric)
+    ]
+    if len(rows) != 1:
+        return {}
+    row = rows.iloc[0]
+    return {
+        "published": row["value"] / (100 if row["unit"] == "%" else 1),
+        "provenance": row["provenance"],
+    }
 
 
 def _cell(row: Mapping[str, Any], percent: bool) -> str:

@@ -1,9 +1,9 @@
 """Atomic checkpoints, and exact resume.
 
-A checkpoint is a folder of safetensors and JSON: fp32 weights, AdamW's moments, the RNG, the mixture's
-state, the number of steps done. It is written under a temporary name, flushed, given a manifest of sizes and
-checksums, and only then renamed, so whatever a crash, a signal or a full disk leaves behind is never taken
-for a checkpoint (field bug B45). Nothing in it is a pickle.
+A checkpoint is a folder of safetensors and JSON: fp32 weights, AdamW's moments, the averaging's tensors
+where there is one, the RNG, the mixture's state, the number of steps done. It is written under a temporary
+name, flushed, given a manifest of sizes and checksums, and only then renamed, so whatever a crash, a signal
+or a full disk leaves behind is never taken for a checkpoint (field bug B45). Nothing in it is a pickle.
 
 Cost: 12 bytes a parameter on disk, one pass over them to write and one to hash.
 """
@@ -36,6 +36,7 @@ def save(
     model: torch.nn.Module,
     optimiser: torch.optim.Optimizer,
     state: dict[str, Any],
+    averaging: dict[str, torch.Tensor] | None = None,
     keep: int = 1,
 ) -> Path:
     """Write the checkpoint of `step` (steps done) under `folder`, then remove all but the newest `keep`.
@@ -48,6 +49,8 @@ def save(
         made.mkdir(parents=True)
         save_file(_own_storage(dict(model.named_parameters())), made / "model.safetensors")
         save_file(_flatten(optimiser.state_dict()["state"]), made / "optimiser.safetensors")
+        if averaging is not None:
+            save_file(_own_storage(averaging), made / "averaging.safetensors")
         save_file(_rng_states(), made / "rng.safetensors")
         (made / "state.json").write_text(json.dumps({"step": step} | state))
         files = {f.name: {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in sorted(made.iterdir())}
@@ -116,6 +119,14 @@ def load(path: Path, *, model: torch.nn.Module, optimiser: torch.optim.Optimizer
         elif int(name) < torch.cuda.device_count():  # a run may be resumed where there is no GPU
             torch.cuda.set_rng_state(state, int(name))
     return json.loads((path / "state.json").read_text())
+
+
+def load_averaging(path: Path) -> dict[str, torch.Tensor]:
+    """The averaging's tensors. Raises `CheckpointError` where the checkpoint was written without."""
+    try:
+        return load_file(path / "averaging.safetensors")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} was written by a run without averaging") from error
 
 
 def _rng_states() -> dict[str, torch.Tensor]:

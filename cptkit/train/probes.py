@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from cptkit.data import corpora, patterns, questions
 from cptkit.data.documents import ChoiceItem, DataError
 from cptkit.data.world import World
 from cptkit.eval import choices, copain, drift, perplexity
+from cptkit.train import lora
+from cptkit.train.restraint import Gate
 from cptkit.train.spec import ChoicesProbe, CopainProbe, ProbesSpec
 
 MAX_TOKENS = 16384  # of one forward pass, padding included
@@ -58,8 +61,16 @@ class Probes:
             result = choices.evaluate(model, self.tokenizer, items, shots, template, max_tokens=MAX_TOKENS)
             found |= result.metrics(f"choices.{name}")
         if self.start is not None:
-            found |= drift.drift(model, self.start).metrics("drift")
+            found |= drift.drift(lora.merged_weights(drift.bare(model)), self.start).metrics("drift")
         return found
+
+
+def text_probe(
+    rule: Gate, model: torch.nn.Module, tokenizer: Any, cache: Path, length: int
+) -> Callable[[], float]:
+    """Nats a token of the model as it stands on the gate's own text."""
+    texts = perplexity.prepare(tokenizer, _first_texts(rule.text, cache, rule.documents), length)
+    return lambda: perplexity.perplexity(model, texts, max_tokens=MAX_TOKENS).per_token
 
 
 def copain_items(probe: CopainProbe) -> dict[str, list[copain.CopainItem]]:

@@ -17,7 +17,10 @@ from typing import Literal
 from cptkit.data import corpora
 from cptkit.data.corpus import CorpusSpec
 from cptkit.data.mixture import Constant, Linear, Phases, Switch
+from cptkit.train.averaging import Feedback, Released, Shadow
 from cptkit.train.config import ConfigError, dumps, from_dict, read_toml, to_dict
+from cptkit.train.lora import LoraSpec
+from cptkit.train.restraint import Coherence, Gate, TrustRegion
 from cptkit.train.schedule import Schedule
 
 FORMAT = 1  # raised when code changes what a spec means, so that old runs are not taken for new ones
@@ -135,7 +138,11 @@ class ProbesSpec:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run. `steps` x `sequences` x `length` is its budget in tokens."""
+    """One run. `steps` x `sequences` x `length` is its budget in tokens.
+
+    `averaging` says what happens to the weights after the optimiser's step (`averaging.py`, `restraint.py`);
+    `distance_penalty` is the strength of L2-SP. A field that is absent is not part of the run id.
+    """
 
     model: ModelSpec
     sources: dict[str, CorpusSpec]
@@ -150,6 +157,9 @@ class RunSpec:
     micro_sequences: int | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = 0
+    averaging: Feedback | Released | Shadow | TrustRegion | Coherence | Gate | None = None
+    lora: LoraSpec | None = None
+    distance_penalty: float | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.sequences < 1 or self.length < 2:
@@ -158,6 +168,10 @@ class RunSpec:
             raise ConfigError(f"micro_sequences must lie between 1 and sequences ({self.sequences})")
         if not self.sources:
             raise ConfigError("a run needs at least one source of text")
+        if self.distance_penalty is not None and not self.distance_penalty > 0:
+            raise ConfigError("distance_penalty must be positive; leave it out for none")
+        if self.distance_penalty is not None and self.lora is not None:
+            raise ConfigError("distance_penalty is on the weights themselves, which LoRA does not train")
 
     @property
     def tokens(self) -> int:
@@ -180,6 +194,7 @@ def run_id(spec: RunSpec, cache: Path) -> str:
     texts = [*spec.sources.values(), *spec.probes.perplexity.values()]
     texts += [c.corpus for c in spec.probes.choices.values() if c.corpus is not None]
     texts += spec.model.tokenizer.corpora if spec.model.tokenizer else ()
+    texts += [spec.averaging.text] if isinstance(spec.averaging, Gate) else []
     prints = sorted({corpora.fingerprint(text, cache) for text in texts})
     files = [Path(c.items) for c in spec.probes.choices.values() if c.items.endswith(".jsonl")]
     prints += [hashlib.sha256(f.read_bytes()).hexdigest() for f in files]

@@ -18,7 +18,6 @@ Cost beside a bare PyTorch loop: building packed batches, under 1 % of a step, p
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -26,8 +25,8 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,12 @@ from cptkit.data import corpora, framing, tokens
 from cptkit.data.mixture import Mixture
 from cptkit.eval import forward
 from cptkit.eval.drift import snapshot
-from cptkit.train import checkpoint, models
+from cptkit.train import checkpoint, lora, models
+from cptkit.train.averaging import Averaging, Feedback, Released, Shadow
 from cptkit.train.environment import describe_environment
-from cptkit.train.probes import Probes
+from cptkit.train.folder import alone, strict, truncate, write
+from cptkit.train.probes import Probes, text_probe
+from cptkit.train.restraint import Gate, Restraint, distance_penalty
 from cptkit.train.spec import RunSpec, run_id
 
 IGNORED = -100
@@ -90,10 +92,10 @@ def train(
     """
     folder = runs / run_id(spec, cache)
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    with alone(folder):
         if (folder / "done.json").exists():
             return folder
-        _write(folder / "spec.toml", spec.dumps())
+        write(folder / "spec.toml", spec.dumps())
         run = _Run(spec, folder, runs, cache, progress)
         run.loop(checkpoint_steps, checkpoint_seconds, progress, label or folder.name, on_step)
         run.finish()
@@ -136,23 +138,53 @@ class _Run:
         for packed in self.packed.values():
             framing.check_vocabulary(packed, self.model.get_input_embeddings().weight.shape[0])
         self.mixture = mixture_of(spec, self.packed)
-        _write(folder / "mixture.txt", self.mixture.describe())
+        write(folder / "mixture.txt", self.mixture.describe())
         AcceleratorState._reset_state(
             reset_partial_state=True
         )  # a notebook trains runs of several precisions
         self.accelerator = Accelerator(mixed_precision="bf16" if spec.precision == "bf16" else "no")
         if self.accelerator.num_processes > 1:
             raise TrainingError("this loop trains in one process; it was started in several")
-        _write(
+        write(
             folder / "environment.json", json.dumps(describe_environment(self.accelerator.device), indent=1)
         )
         start = snapshot(self.model)  # before a checkpoint is loaded: drift is measured from here
+        self.adapted = self._adapt() if spec.lora else None
         self.optimiser = _adamw(self.model, spec)
         self.loss, self.optimiser = self.accelerator.prepare(TokenLoss(self.model), self.optimiser)
         self.probes = Probes(spec.probes, self.model, self.tokenizer, start, cache, spec.length)
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.start = [p.detach().clone() for p in self.trained] if spec.distance_penalty else []
+        self.averaging = self._averaging(cache)
+        if self.averaging is not None and progress:
+            print(self.averaging.describe(), flush=True)
         self.seconds = {"train": 0.0, "probes": 0.0}
         self.step = 0
         self._resume()
+
+    def _adapt(self) -> Any:
+        """LoRA in place of full training, refused where it would leave pieces of the text unlearnable."""
+        for name, packed in self.packed.items() if not self.spec.lora.embeddings else ():
+            if blank := lora.untrained_tokens(self.model, packed.token_ids()):
+                pieces = self.tokenizer.convert_ids_to_tokens(blank[:5])
+                raise TrainingError(
+                    f"source {name!r} has {len(blank)} tokens that pretraining never touched, such as "
+                    f"{pieces}, and LoRA leaves embeddings as they are: set lora.embeddings = true"
+                )
+        return lora.adapt(self.model, self.spec.lora, self.spec.seed)
+
+    def _averaging(self, cache: Path) -> Averaging | Restraint | None:
+        rule, parameters = self.spec.averaging, self.model.named_parameters()
+        if rule is None:
+            return None
+        if isinstance(rule, Feedback | Released | Shadow):
+            return Averaging(rule, parameters)
+        probe = (
+            text_probe(rule, self.model, self.tokenizer, cache, self.spec.length)
+            if isinstance(rule, Gate)
+            else None
+        )
+        return Restraint(rule, parameters, probe)
 
     # ---- state --------------------------------------------------------------------------------------
 
@@ -162,7 +194,9 @@ class _Run:
             state = checkpoint.load(path, model=self.model, optimiser=self.optimiser.optimizer)
             self.step, self.seconds = state["step"], state["seconds"]
             self.mixture.load_state_dict(state["mixture"])
-        _truncate(self.folder / "metrics.jsonl", self.step if path else -1)
+            if self.averaging is not None:
+                self.averaging.load_state(checkpoint.load_averaging(path))
+        truncate(self.folder / "metrics.jsonl", self.step if path else -1)
         self.log = open(self.folder / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - as long as the run
 
     def _save(self) -> None:
@@ -174,6 +208,7 @@ class _Run:
             self.step,
             model=self.model,
             optimiser=self.optimiser.optimizer,
+            averaging=self.averaging.state() if self.averaging else None,
             state=state,
         )
 
@@ -224,6 +259,8 @@ class _Run:
             nats = self.loss(**micro)
             self.accelerator.backward(nats / valid)
             total += nats.item()
+        if spec.distance_penalty:
+            distance_penalty(self.trained, self.start, spec.distance_penalty)
         norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), spec.optimiser.clip))
         if not (math.isfinite(total) and math.isfinite(norm)):
             found = f"loss {total / valid}, gradient norm {norm}"
@@ -231,6 +268,7 @@ class _Run:
         self.optimiser.step()
         self.optimiser.zero_grad()
         self.step += 1
+        held = self.averaging.after_step(self.step) if self.averaging else {}
         took = time.perf_counter() - began
         self.seconds["train"] += took
         row = {
@@ -239,7 +277,7 @@ class _Run:
             "lr": rate,
             "grad_norm": norm,
             "tokens_per_second": spec.sequences * spec.length / took,
-        }
+        } | held
         self._log(row)
         return row
 
@@ -248,29 +286,36 @@ class _Run:
         if not spec.due(self.step, total):
             return
         began = time.perf_counter()
-        with self.accelerator.autocast():
+        with self.accelerator.autocast(), self._evaluated():
             measured = self.probes.measure(self.model, spec.choices_due(self.step, total))
         self.seconds["probes"] += time.perf_counter() - began
         self._log({"kind": "probe"} | measured)
 
+    def _evaluated(self) -> AbstractContextManager:
+        """The weights that count: those of a shadow, where there is one."""
+        return self.averaging.evaluated() if self.averaging else nullcontext()
+
     def _log(self, row: dict[str, Any]) -> None:
         tokens_so_far = self.step * self.spec.sequences * self.spec.length
-        row = {"step": self.step, "tokens": tokens_so_far} | {k: _strict(v) for k, v in row.items()}
+        row = {"step": self.step, "tokens": tokens_so_far} | {k: strict(v) for k, v in row.items()}
         self.log.write(json.dumps(row, allow_nan=False) + "\n")
         self.log.flush()
 
     def finish(self) -> None:
         """Leave the model in Hugging Face form, the audit, and last of all the mark that the run is done."""
         self.log.close()
-        _write(self.folder / "audit.json", json.dumps(self.mixture.audit(), indent=1))
+        write(self.folder / "audit.json", json.dumps(self.mixture.audit(), indent=1))
         made = self.folder / ".model"
         shutil.rmtree(made, ignore_errors=True)
-        with models.quiet():
-            self.accelerator.unwrap_model(self.loss).model.save_pretrained(made)
+        with models.quiet(), self._evaluated():
+            if self.adapted is not None:
+                lora.save(self.adapted, self.folder / "adapter")
+                self.model = self.adapted.merge_and_unload()
+            self.model.save_pretrained(made)
         self.tokenizer.save_pretrained(made)
         shutil.rmtree(self.folder / "model", ignore_errors=True)
         os.replace(made, self.folder / "model")
-        _write(self.folder / "done.json", json.dumps({"steps": self.step, "seconds": self.seconds}))
+        write(self.folder / "done.json", json.dumps({"steps": self.step, "seconds": self.seconds}))
         shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
 
 
@@ -293,37 +338,3 @@ def _adamw(model: torch.nn.Module, spec: RunSpec) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         [g for g in groups if g["params"]], lr=0.0, betas=(o.beta1, o.beta2), eps=o.epsilon, fused=True
     )
-
-
-def _strict(value: Any) -> Any:
-    """JSON has no NaN: what could not be measured is null in the file and NaN in a frame."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _truncate(path: Path, step: int) -> None:
-    """Keep the rows up to `step` (none for -1): what a killed run wrote after its checkpoint is repeated."""
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except ValueError:
-            break  # the line a kill cut short
-    _write(path, "".join(kept))
-
-
-def _write(path: Path, text: str) -> None:
-    made = path.with_name(f".{path.name}.writing")
-    made.write_text(text, encoding="utf-8")
-    os.replace(made, path)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the run's lock: two notebooks that want the same run train it once, the second waits."""
-    with open(folder / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)

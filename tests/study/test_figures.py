@@ -196,17 +196,17 @@ def test_an_arm_looks_the_same_everywhere():
             handle.get_color() if hasattr(handle, "get_color") else handle[0].get_facecolor()
         )
 
-    frame = mixing(("none", "mix20", "early1"))
-    seen = [figures.copain(frame), figures.drift(mixing(("early1", "none"))), figures.choices_bars(frame)]
-    for arm in ("none", "early1"):
+    frame = mixing(("none", "mix20", "nameless"))
+    seen = [figures.copain(frame), figures.drift(mixing(("nameless", "none"))), figures.choices_bars(frame)]
+    for arm in ("none", "nameless"):
         label = style.arm_style(arm).label
         assert {colour(fig, label) for fig in seen} == {style.arm_style(arm).colour.lower()}
-    assert style.arm_style("early1").label == "early1"
-    assert style.arm_style("early1").colour not in {a.colour for a in style.ARMS.values()}
+    assert style.arm_style("nameless").label == "nameless"
+    assert style.arm_style("nameless").colour in style.OTHER_COLOURS
 
 
 def test_colours_of_unknown_arms_do_not_depend_on_the_session():
-    assert style.arm_style("early1") == style.Arm("early1", "#CC6677", "^")
+    assert style.arm_style("nameless") == style.Arm("nameless", "#AA4499", "P")
 
 
 def test_known_arms_are_told_apart_without_normal_colour_vision():

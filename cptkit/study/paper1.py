@@ -1,0 +1,401 @@
+"""The arms of P1 beyond English mixing: warm-up, curriculum, averaging and restraint, replay of lists, LoRA.
+
+Each function lists arms (`store.Arm`); notebooks 01 to 04 run them. Headline arms are probed over the run and
+repeated with every seed of the profile; arms of a grid are measured at the end, with the first seed. Arms
+that are provably the same run share it: averaging with every = 1 is AdamW at a lower rate
+(`averaging.plain_rate`), and is trained as that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from cptkit.data.corpus import CorpusSpec
+from cptkit.data.mixture import Constant, Switch
+from cptkit.study import stats
+from cptkit.study.experiments import SOURCE, TARGET, Study, continued
+from cptkit.study.planes import advantage
+from cptkit.study.plans import Condition
+from cptkit.study.profiles import Profile
+from cptkit.study.store import Arm
+from cptkit.train.averaging import Feedback, Released, Shadow, plain_rate
+from cptkit.train.lora import LoraSpec
+from cptkit.train.schedule import Schedule
+from cptkit.train.spec import ModelSpec, RunSpec
+
+LISTS = "lists"
+
+
+def plain(spec: RunSpec) -> RunSpec:
+    """The run without averaging that is the same as `spec`; `spec` itself where there is none."""
+    factor = plain_rate(spec.averaging)
+    if spec.averaging is None or factor is None:
+        return spec
+    return dataclasses.replace(spec, averaging=None, schedule=_times(spec.schedule, factor))
+
+
+def _times(schedule: Schedule, factor: float) -> Schedule:
+    return dataclasses.replace(schedule, peak=float(f"{schedule.peak * factor:.12g}"))
+
+
+def _at_the_end(profile: Profile) -> dict[str, Any]:
+    return {"probes": dataclasses.replace(profile.run.probes, steps=())}
+
+
+def _few_choices(profile: Profile) -> dict[str, Any]:
+    """Probes over the run, but multiple choice, the dearest of them, at its beginning and end only."""
+    probes = profile.run.probes
+    return {"probes": dataclasses.replace(probes, choices_steps=probes.choices_steps or (0,))}
+
+
+def _in_notebook_01(profile: Profile, arm: str, rate: float, seed: int) -> bool:
+    """Whether English mixing trains this run: then it is asked for with the probes it has there."""
+    plan, first = profile.english_mixing, profile.seeds[0]
+    return rate == profile.run.schedule.peak or (
+        rate in plan.rates and arm in plan.rate_arms and seed == first
+    )
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:g}"
+
+
+# ---- notebook 01: the timing of the fall ------------------------------------------------------------
+
+
+def warmups(study: Study) -> list[Arm]:
+    """The arms of `rate_arms` at the profile's warm-up and at others, all seeds; label `warmup` in steps."""
+    profile, plan, model = study.profile, study.profile.english_mixing, study.base()
+    lengths = (profile.run.schedule.warmup, *plan.warmups) if plan.warmups else ()
+    return [
+        Arm(
+            "warmups", name, seed,
+            continued(profile, model, plan.arms[name], seed=seed,
+                      schedule=dataclasses.replace(profile.run.schedule, warmup=length)),
+            {"warmup": length},
+        )
+        for length in lengths
+        for seed in profile.seeds
+        for name in plan.rate_arms
+    ]  # fmt: skip
+
+
+# ---- notebook 02 ------------------------------------------------------------------------------------
+
+
+def phased(profile: Profile, model: ModelSpec, before: float, after: float, step: int, **k: Any) -> RunSpec:
+    """Source text at the share `before`, from `step` on at `after`; one learning-rate schedule throughout."""
+    weights = [{TARGET: 1 - share, SOURCE: share} for share in (before, after)]
+    spec = continued(profile, model, max(before, after), **k)
+    return dataclasses.replace(spec, mixture=Switch(*weights, step))
+
+
+def curriculum(study: Study) -> list[Arm]:
+    """P1, Table 3, and as many source tokens late or throughout; label `english`: source tokens."""
+    profile, plan, model = study.profile, study.profile.curriculum, study.base()
+    steps, share, probes = profile.run.steps, plan.share, _few_choices(profile)
+    arms = []
+    for seed in profile.seeds:
+        first = seed == profile.seeds[0]
+
+        def add(name: str, spec: RunSpec, english: float, seed: int = seed) -> None:
+            arms.append(Arm("curriculum", name, seed, spec, {"english": round(english * spec.tokens)}))
+
+        add("none", continued(profile, model, 0.0, seed=seed), 0.0)
+        for part in (*plan.early, *plan.more) if first else plan.early:
+            switch = max(1, round(part * steps))
+            spec = phased(profile, model, share, 0.0, switch, seed=seed, **probes)
+            add(f"early{_share(part)}", spec, share * switch / steps)
+        for part in plan.late:
+            switch = steps - max(1, round(part * steps))
+            spec = phased(profile, model, 0.0, share, switch, seed=seed, **probes)
+            add(f"late{_share(part)}", spec, share * (1 - switch / steps))
+        if plan.even:
+            english = share * plan.budget
+            add("even", continued(profile, model, english, seed=seed, **probes), english)
+        add(f"mix{_share(share)}", continued(profile, model, share, seed=seed), share)
+    return sorted(arms, key=lambda arm: arm.labels["english"])
+
+
+def switches(arms: Iterable[Arm]) -> dict[str, int]:
+    """The step of each arm whose mixture switches."""
+    return {arm.arm: arm.spec.mixture.step for arm in arms if isinstance(arm.spec.mixture, Switch)}
+
+
+def conditions(study: Study) -> list[Arm]:
+    """Without source text, early and throughout, under other conditions (label `condition`), first seed."""
+    plan, model, seed = study.profile.curriculum, study.base(), study.profile.seeds[0]
+    arms = []
+    for name, condition in ({"as it is": Condition()} | plan.conditions if plan.conditions else {}).items():
+        profile = under(study.profile, condition)
+        switch = max(1, round(plan.budget * profile.run.steps))
+        own, ends = name == "as it is", _at_the_end(profile)
+        usual = condition.steps is None and condition.similarity is None
+
+        def plainly(arm: str, share: float, profile: Profile = profile, usual: bool = usual) -> RunSpec:
+            rate = profile.run.schedule
+            known = dataclasses.replace(study.profile.run.schedule, peak=rate.peak) == rate
+            shared = usual and known and _in_notebook_01(study.profile, arm, rate.peak, seed)
+            probes = {} if shared else _at_the_end(profile)
+            return continued(profile, model, share, seed=seed, **probes)
+
+        early, throughout = f"early{_share(plan.budget)}", f"mix{_share(plan.share)}"
+        probes = _few_choices(profile) if own else ends
+        for arm, spec in {
+            "none": plainly("none", 0.0),
+            early: phased(profile, model, plan.share, 0.0, switch, seed=seed, **probes),
+            throughout: plainly(throughout, plan.share),
+        }.items():
+            arms.append(Arm("conditions", arm, seed, spec, {"condition": name}))
+    return arms
+
+
+def under(profile: Profile, condition: Condition) -> Profile:
+    """The profile with what the condition changes; a similarity changes target text and target probes."""
+    run = profile.run
+    if condition.schedule is not None:
+        run = dataclasses.replace(run, schedule=condition.schedule)
+    if condition.steps is not None:
+        run = dataclasses.replace(run, steps=condition.steps)
+    profile = dataclasses.replace(profile, run=run)
+    return profile if condition.similarity is None else with_similarity(profile, condition.similarity)
+
+
+def with_similarity(profile: Profile, similarity: float) -> Profile:
+    """The profile with another invented target language, asked in that language. Worlds only."""
+    lang = profile.target.train.lang
+    if profile.target.train.kind != "world":
+        raise ValueError(f"profile {profile.name}: only an invented language has a similarity to set")
+
+    def changed(corpus: CorpusSpec | None) -> CorpusSpec | None:
+        if corpus is None or corpus.kind != "world" or corpus.lang != lang:
+            return corpus
+        return dataclasses.replace(corpus, params=corpus.params | {"similarity": similarity})
+
+    probes = profile.run.probes
+    probes = dataclasses.replace(
+        probes,
+        perplexity={name: changed(corpus) for name, corpus in probes.perplexity.items()},
+        choices={
+            name: dataclasses.replace(p, corpus=changed(p.corpus)) for name, p in probes.choices.items()
+        },
+    )
+    target = dataclasses.replace(
+        profile.target, train=changed(profile.target.train), validation=changed(profile.target.validation)
+    )
+    return dataclasses.replace(profile, target=target, run=dataclasses.replace(profile.run, probes=probes))
+
+
+# ---- notebook 03 ------------------------------------------------------------------------------------
+
+
+def averaging(study: Study) -> list[Arm]:
+    """P1, Table 4: averaging, each beside plain training at the learning rate it amounts to."""
+    profile, plan, model = study.profile, study.profile.averaging, study.base()
+    rate, first = profile.run.schedule, profile.seeds[0]
+    english = study.profile.curriculum.share
+    arms = []
+
+    def add(name: str, seed: int, english: float = 0.0, **changes: Any) -> None:
+        spec = plain(continued(profile, model, english, seed=seed, **changes))
+        arms.append(Arm("averaging", name, seed, spec))
+
+    for seed in profile.seeds:
+        add("none", seed)
+        add(f"mix{_share(english)}", seed, english)
+    for alpha in plan.alphas:
+        name, low = f"ema{_share(alpha)}".replace(".", ""), _times(rate, 1 - alpha)
+        for every in plan.every:
+            headline = alpha == plan.alphas[0] and every in plan.every[:2]
+            for seed in profile.seeds if headline else (first,):
+                # With every = 1 it is the run of the control below, so it has its probes.
+                ends = _few_choices(profile) if headline or every == 1 else _at_the_end(profile)
+                add(f"{name}_{every}", seed, averaging=Feedback(alpha, every), **ends)
+        for seed in profile.seeds if alpha == plan.alphas[0] else (first,):
+            add(f"low{_share(alpha)}".replace(".", ""), seed, schedule=low, **_few_choices(profile))
+        if alpha == plan.alphas[0]:
+            add(f"mix{_share(english)}_low", first, english, schedule=low, **_at_the_end(profile))
+    if plan.shadow is not None:
+        add("shadow", first, averaging=Shadow(half_life=plan.shadow), **_at_the_end(profile))
+    if plan.released:
+        add("released", first, averaging=Released(plan.alphas[0]), **_at_the_end(profile))
+    return arms
+
+
+def equivalence(study: Study) -> list[Arm]:
+    """Averaging with every = 1 trained as itself, beside the plain run that it is said to be; first seed."""
+    profile, plan, seed = study.profile, study.profile.averaging, study.profile.seeds[0]
+    rule, probes = Feedback(plan.alphas[0], 1), _few_choices(profile)
+    itself = continued(profile, study.base(), 0.0, seed=seed, averaging=rule, **probes)
+    return [
+        Arm("equivalence", "averaging", seed, itself),
+        Arm("equivalence", "lower rate", seed, plain(itself)),
+    ]
+
+
+def rate_sweep(study: Study) -> list[Arm]:
+    """Plain training over learning rates, with and without source text; `control_rates` with all seeds."""
+    profile, plan, model = study.profile, study.profile.averaging, study.base()
+    first, ends = profile.seeds[0], _at_the_end(profile)
+    arms = []
+    for share in (0.0, profile.curriculum.share):
+        name = f"mix{_share(share)}" if share else "none"
+        for rate in sorted({*plan.rates, *(plan.control_rates if not share else ())}):
+            schedule = dataclasses.replace(profile.run.schedule, peak=rate)
+            repeated = rate == profile.run.schedule.peak or (rate in plan.control_rates and not share)
+            for seed in profile.seeds if repeated else (first,):
+                probes = {} if _in_notebook_01(profile, name, rate, seed) else ends
+                spec = continued(profile, model, share, seed=seed, schedule=schedule, **probes)
+                arms.append(Arm("rates", name, seed, spec))
+    return arms
+
+
+def restraints(study: Study) -> list[Arm]:
+    """Rules that choose their strength, and L2-SP; label `similarity` (None: the profile's own language).
+
+    All rules with the first seed in every language; those in `kept` with every seed, and so their controls.
+    """
+    plan, model = study.profile.averaging, study.base()
+    first = study.profile.seeds[0]
+    arms = []
+    for similarity in (None, *plan.similarities):
+        profile = study.profile if similarity is None else with_similarity(study.profile, similarity)
+        labels, ends = {"similarity": similarity}, _at_the_end(profile)
+
+        def add(name: str, seed: int, profile: Profile = profile, labels: dict = labels, **k: Any) -> None:
+            arms.append(Arm("restraints", name, seed, continued(profile, model, 0.0, seed=seed, **k), labels))
+
+        for name, rule in plan.restraints.items():
+            for seed in study.profile.seeds if name in plan.kept else (first,):
+                add(name, seed, averaging=rule, **ends)
+        for rate in plan.control_rates if similarity is not None else ():
+            own = {} if rate == profile.run.schedule.peak else ends
+            for seed in study.profile.seeds:
+                add(
+                    "none",
+                    seed,
+                    schedule=dataclasses.replace(profile.run.schedule, peak=rate),
+                    **(own or ends),
+                )
+        for strength in plan.penalties if similarity is None else ():
+            add(f"l2sp_{strength:g}", first, distance_penalty=strength, **ends)
+    return arms
+
+
+def list_replay(study: Study) -> list[Arm]:
+    """Language-free lists instead of source text, at equal tokens; labels `replay` (text) and `share`."""
+    profile, plan, model = study.profile, study.profile.averaging, study.base()
+    first, ends = profile.seeds[0], _at_the_end(profile)
+    nothing = {"replay": "none", "share": 0.0}
+    arms = [
+        Arm("replay", "none", seed, continued(profile, model, 0.0, seed=seed), nothing)
+        for seed in profile.seeds
+    ]
+    texts = {LISTS: plan.lists, "few_lists": plan.few_lists}
+    for name, text in texts.items():
+        shares = plan.list_shares if name == LISTS else plan.list_shares[-1:]
+        for share in shares if text is not None else ():
+            headline = name == LISTS and share == plan.list_shares[-1]
+            probes = _few_choices(profile) if headline else ends
+            for seed in profile.seeds if headline else (first,):
+                spec = continued(profile, model, 0.0, seed=seed, **probes)
+                spec = dataclasses.replace(
+                    spec,
+                    sources={TARGET: profile.target.train, LISTS: text},
+                    mixture=Constant({TARGET: 1 - share, LISTS: share}),
+                )
+                arms.append(
+                    Arm("replay", f"{name}{_share(share)}", seed, spec, {"replay": name, "share": share})
+                )
+    for share in (*plan.english_shares, profile.curriculum.share) if plan.lists is not None else ():
+        headline = share == profile.curriculum.share
+        for seed in profile.seeds if headline else (first,):
+            spec = continued(profile, model, share, seed=seed, **({} if headline else ends))
+            arms.append(
+                Arm("replay", f"mix{_share(share)}", seed, spec, {"replay": "English", "share": share})
+            )
+    return arms
+
+
+def restraint_advantages(held: pd.DataFrame, controls: pd.DataFrame) -> list[pd.DataFrame]:
+    """Copain of each restraint above plain training at equal target perplexity, one frame per language."""
+    parts = []
+    for similarity in held["similarity"].unique():
+        own = held["similarity"].isna() if pd.isna(similarity) else held["similarity"] == similarity
+        rows = held[own]
+        plainly = controls if pd.isna(similarity) else rows[rows["arm"] == "none"]
+        language = "the profile's" if pd.isna(similarity) else f"similarity {similarity:g}"
+        rules = rows[rows["arm"] != "none"]
+        labels = {"language": language}
+        parts.append(advantage(rules, plainly, f"ppl.{TARGET}.perplexity", "copain.accuracy", labels))
+    return parts
+
+
+def by_replay(frame: pd.DataFrame) -> pd.DataFrame:
+    """The replay frame with the replayed text as the arm, and the run without any in every line."""
+    texts = [text for text in frame["replay"].unique() if text != "none"]
+    nothing = frame[frame["replay"] == "none"]
+    parts = [frame[frame["replay"] == text].assign(arm=text) for text in texts]
+    return pd.concat([*parts, *(nothing.assign(arm=text) for text in texts)], ignore_index=True)
+
+
+# ---- notebook 04 ------------------------------------------------------------------------------------
+
+
+def lora_arm(study: Study, model: ModelSpec, rank: int, embeddings: bool, rate: float, seed: int) -> Arm:
+    """One LoRA run, measured at its end."""
+    profile = study.profile
+    schedule = dataclasses.replace(profile.run.schedule, peak=rate)
+    adapters, probes = LoraSpec(rank, embeddings), _at_the_end(profile)
+    spec = continued(profile, model, 0.0, seed=seed, schedule=schedule, lora=adapters, **probes)
+    return Arm("lora", f"lora{rank}" + ("_embeddings" if embeddings else ""), seed, spec, {"rank": rank})
+
+
+def lora_arms(study: Study) -> list[Arm]:
+    """Every kind of adapter at every rate, first seed; the kinds in order, rates within."""
+    plan, model, seed = study.profile.lora, study.base(), study.profile.seeds[0]
+    kinds = [(r, False) for r in plan.ranks] + [(r, True) for r in plan.embedding_ranks]
+    return [lora_arm(study, model, *kind, rate, seed) for kind in kinds for rate in plan.rates]
+
+
+def lora(study: Study) -> pd.DataFrame:
+    """LoRA at every rank and rate with the first seed, then the headline arms at their best rate with the
+    others.
+
+    Best is the lowest final target perplexity, the measure of what is learnt; full training stands beside it
+    (`rate_sweep`). Label `rank`. Empty for a profile without ranks.
+    """
+    arms, others = lora_arms(study), study.profile.seeds[1:]
+    if not arms:
+        return pd.DataFrame()
+    sweep, model = study.run(arms), study.base()
+    kinds = dict.fromkeys((a.arm, a.spec.lora.rank, a.spec.lora.embeddings) for a in arms)
+    headline = [*[k for k in kinds if not k[2]][:1], *[k for k in kinds if k[2]][:1]]
+    repeats = [
+        lora_arm(study, model, rank, embeddings, best(sweep, name), seed)
+        for name, rank, embeddings in headline
+        for seed in others
+    ]
+    return pd.concat([sweep, study.run(repeats)], ignore_index=True) if repeats else sweep
+
+
+def best(frame: pd.DataFrame, arm: str, metric: str = f"ppl.{TARGET}.nats_per_token") -> float:
+    """The peak learning rate at which `arm` ends with the lowest `metric`."""
+    rows = stats.probes(frame[frame["arm"] == arm])
+    return float(stats.best_rate(rows, metric)["lr_peak"].iloc[0])
+
+
+def lower_rates(sweep: pd.DataFrame) -> pd.DataFrame:
+    """Plain training without source text at each of its lower rates, the rate as the arm: for a plane."""
+    rows = sweep[(sweep["arm"] == "none") & (sweep["lr_peak"] < sweep["lr_peak"].max())]
+    return rows.assign(arm="full, rate " + rows["lr_peak"].map("{:g}".format))
+
+
+def at_best_rates(frame: pd.DataFrame, arms: Iterable[str]) -> pd.DataFrame:
+    """The rows of each of `arms` at its best rate."""
+    parts = [frame[(frame["arm"] == arm) & (frame["lr_peak"] == best(frame, arm))] for arm in arms]
+    return pd.concat(parts, ignore_index=True)

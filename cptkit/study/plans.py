@@ -1,0 +1,134 @@
+"""What each experiment varies, as data: the sections of a profile.
+
+A plan names arms, rates and seeds; `experiments.py` and `paper1.py` turn it into runs. Every grid has
+headline arms, run with all seeds of the profile, and further arms, run with the first seed alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cptkit.data.corpus import CorpusSpec
+from cptkit.train.config import ConfigError
+from cptkit.train.restraint import Coherence, Gate, TrustRegion
+from cptkit.train.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Text:
+    """One language's text: what is trained on, and what is held out."""
+
+    train: CorpusSpec
+    validation: CorpusSpec
+    name: str = ""  # as figures call it
+
+
+@dataclass(frozen=True)
+class EnglishMixing:
+    """Notebook 01. `arms` maps an arm to its share of source-language tokens.
+
+    The headline table is at the profile's own rate (`run.schedule.peak`) with all seeds; `rates` are
+    further peak rates, run with the first seed for the arms of `rate_arms`. `warmups` are other lengths of
+    the warm-up, in steps, run with all seeds for the same arms: does the timing of the fall depend on it?
+    """
+
+    arms: dict[str, float] = field(default_factory=lambda: {"none": 0.0, "mix20": 0.2, "mix50": 0.5})
+    rates: tuple[float, ...] = ()
+    rate_arms: tuple[str, ...] = ("none", "mix20")
+    warmups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One thing that is otherwise: the schedule, the length of the run, how close the target language is."""
+
+    schedule: Schedule | None = None
+    steps: int | None = None
+    similarity: float | None = None
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """Notebook 02: source text at `share` of the tokens, in a part of the run only.
+
+    `early` and `late` are shares of the steps, from the beginning or up to the end. Arm `even` spends what
+    the arm early `budget` spends, spread over the whole run. Shares in `more` are run with the first seed
+    alone. `conditions` repeat the arms without source text, early `budget` and with it throughout.
+    """
+
+    share: float = 0.2
+    budget: float = 0.1
+    early: tuple[float, ...] = (0.1,)
+    late: tuple[float, ...] = (0.1,)
+    more: tuple[float, ...] = ()
+    even: bool = True
+    conditions: dict[str, Condition] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AveragingPlan:
+    """Notebook 03: averaging, its control, and other ways to hold the weights or to replay.
+
+    The arms of `alphas` x `every`; the first alpha with the first two intervals, and its control, are the
+    headline. `rates` are peak rates of plain training, without and with source text. `restraints` names rules
+    of our own, `penalties` strengths of L2-SP; `similarities` are further target languages for the restraints
+    in `kept` (all seeds) and their controls. `lists` is the text of language-free replay, at `list_shares`.
+    """
+
+    alphas: tuple[float, ...] = (0.92,)
+    every: tuple[int, ...] = (1, 10)
+    shadow: float | None = None  # half-life in steps
+    released: bool = False
+    rates: tuple[float, ...] = ()
+    control_rates: tuple[float, ...] = ()
+    restraints: dict[str, TrustRegion | Coherence | Gate] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
+    penalties: tuple[float, ...] = ()
+    similarities: tuple[float, ...] = ()
+    merging: tuple[float, ...] = ()
+    lists: CorpusSpec | None = None
+    list_shares: tuple[float, ...] = ()
+    english_shares: tuple[float, ...] = ()
+    few_lists: CorpusSpec | None = None
+
+
+@dataclass(frozen=True)
+class LoraPlan:
+    """Notebook 04: `ranks`, each at `rates`; `embedding_ranks` also with embeddings and head trained.
+
+    The first rank, with and without embeddings, is the headline: its best rate is run with all seeds.
+    """
+
+    ranks: tuple[int, ...] = ()
+    embedding_ranks: tuple[int, ...] = ()
+    rates: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Notebook 00: continued pretraining against scratch, for languages of several similarities.
+
+    `languages` maps a name to its text; `similarity` says how close each is, where that is a setting.
+    Both arms run `steps` steps at every one of `rates`, with a constant rate after warm-up so that a
+    loss at a step is the loss of a run of that length.
+    """
+
+    languages: dict[str, Text]
+    rates: tuple[float, ...]
+    steps: int
+    warmup: int
+    every: int
+    similarity: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.rates) < 3:
+            raise ConfigError("transfer.rates: each arm is to be shown at the best of at least 3 rates")
+
+
+@dataclass(frozen=True)
+class Bilingual:
+    """Notebook 00: a model trained on both languages, to see what the questions can show at all."""
+
+    steps: int
+    source_share: float
+    rate: float
