@@ -229,6 +229,8 @@ def averaging(study: Study) -> list[Arm]:
 def equivalence(study: Study) -> list[Arm]:
     """Averaging with every = 1 trained as itself, beside the plain run that it is said to be; first seed."""
     profile, plan, seed = study.profile, study.profile.averaging, study.profile.seeds[0]
+    if not plan.equivalence:
+        return []
     rule, probes = Feedback(plan.alphas[0], 1), _few_choices(profile)
     itself = continued(profile, study.base(), 0.0, seed=seed, averaging=rule, **probes)
     return [
@@ -244,7 +246,7 @@ def rate_sweep(study: Study) -> list[Arm]:
     arms = []
     for share in (0.0, profile.curriculum.share):
         name = f"mix{_share(share)}" if share else "none"
-        for rate in sorted({*plan.rates, *(plan.control_rates if not share else ())}):
+        for rate in sorted({profile.run.schedule.peak, *plan.rates, *plan.control_rates}):
             schedule = dataclasses.replace(profile.run.schedule, peak=rate)
             repeated = rate == profile.run.schedule.peak or (rate in plan.control_rates and not share)
             for seed in profile.seeds if repeated else (first,):
@@ -289,6 +291,8 @@ def restraints(study: Study) -> list[Arm]:
 def list_replay(study: Study) -> list[Arm]:
     """Language-free lists instead of source text, at equal tokens; labels `replay` (text) and `share`."""
     profile, plan, model = study.profile, study.profile.averaging, study.base()
+    if plan.lists is None:
+        return []
     first, ends = profile.seeds[0], _at_the_end(profile)
     nothing = {"replay": "none", "share": 0.0}
     arms = [
@@ -311,7 +315,7 @@ def list_replay(study: Study) -> list[Arm]:
                 arms.append(
                     Arm("replay", f"{name}{_share(share)}", seed, spec, {"replay": name, "share": share})
                 )
-    for share in (*plan.english_shares, profile.curriculum.share) if plan.lists is not None else ():
+    for share in (*plan.english_shares, profile.curriculum.share):
         headline = share == profile.curriculum.share
         for seed in profile.seeds if headline else (first,):
             spec = continued(profile, model, share, seed=seed, **({} if headline else ends))
@@ -319,6 +323,11 @@ def list_replay(study: Study) -> list[Arm]:
                 Arm("replay", f"mix{_share(share)}", seed, spec, {"replay": "English", "share": share})
             )
     return arms
+
+
+def in_own_language(held: pd.DataFrame) -> pd.DataFrame:
+    """The restraints in the profile's own target language."""
+    return held[held["similarity"].isna()] if len(held) else held
 
 
 def restraint_advantages(held: pd.DataFrame, controls: pd.DataFrame) -> list[pd.DataFrame]:
@@ -333,6 +342,11 @@ def restraint_advantages(held: pd.DataFrame, controls: pd.DataFrame) -> list[pd.
         labels = {"language": language}
         parts.append(advantage(rules, plainly, f"ppl.{TARGET}.perplexity", "copain.accuracy", labels))
     return parts
+
+
+def without(frame: pd.DataFrame, arms: Iterable[str]) -> pd.DataFrame:
+    """The frame without these arms; an empty one stays empty."""
+    return frame[~frame["arm"].isin(list(arms))] if len(frame) else frame
 
 
 def by_replay(frame: pd.DataFrame) -> pd.DataFrame:

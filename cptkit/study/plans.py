@@ -77,6 +77,7 @@ class AveragingPlan:
 
     alphas: tuple[float, ...] = (0.92,)
     every: tuple[int, ...] = (1, 10)
+    equivalence: bool = True  # also train averaging every step as itself, to show that it is a rate
     shadow: float | None = None  # half-life in steps
     released: bool = False
     rates: tuple[float, ...] = ()
@@ -99,9 +100,9 @@ class LoraPlan:
     The first rank, with and without embeddings, is the headline: its best rate is run with all seeds.
     """
 
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = (16,)
     embedding_ranks: tuple[int, ...] = ()
-    rates: tuple[float, ...] = ()
+    rates: tuple[float, ...] = (1e-3,)
 
 
 @dataclass(frozen=True)
