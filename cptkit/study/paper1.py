@@ -271,20 +271,15 @@ def restraints(study: Study) -> list[Arm]:
         def add(name: str, seed: int, profile: Profile = profile, labels: dict = labels, **k: Any) -> None:
             arms.append(Arm("restraints", name, seed, continued(profile, model, 0.0, seed=seed, **k), labels))
 
-        for name, rule in plan.restraints.items():
+        rules = {name: {"averaging": rule} for name, rule in plan.restraints.items()}
+        rules |= {f"l2sp_{strength:g}": {"distance_penalty": strength} for strength in plan.penalties}
+        for name, rule in rules.items():
             for seed in study.profile.seeds if name in plan.kept else (first,):
-                add(name, seed, averaging=rule, **ends)
+                add(name, seed, **rule, **ends)
         for rate in plan.control_rates if similarity is not None else ():
-            own = {} if rate == profile.run.schedule.peak else ends
+            schedule = dataclasses.replace(profile.run.schedule, peak=rate)
             for seed in study.profile.seeds:
-                add(
-                    "none",
-                    seed,
-                    schedule=dataclasses.replace(profile.run.schedule, peak=rate),
-                    **(own or ends),
-                )
-        for strength in plan.penalties if similarity is None else ():
-            add(f"l2sp_{strength:g}", first, distance_penalty=strength, **ends)
+                add("none", seed, schedule=schedule, **ends)
     return arms
 
 

@@ -63,6 +63,7 @@ ARMS = {
     "trust_region": Arm("trust region", "#AA4499", "s"),
     "coherence": Arm("coherent steps", "#AA4499", "^"),
     "gate": Arm("gated by lists", "#AA4499", "D"),
+    "l2sp_0.003": Arm("L2-SP 0.003", "#777777", "o"),
     "l2sp_0.01": Arm("L2-SP 0.01", "#777777", "v"),
     "l2sp_0.1": Arm("L2-SP 0.1", "#777777", "^"),
     "lists1": Arm("1 % lists", "#DDCC77", "v"),
