@@ -20,8 +20,12 @@ FIGURES = {
     "00_setup": {"fertility", "emergence", "copain_tasks", "choices", "transfer"},
     "01_english_mixing": {
         "fig1a_perplexity", "fig1b_downstream", "fig2_copain", "fig3_label_perplexity", "fig4_drift",
-        "choices", "copain_tasks", "learning_rates", "learning_rates_perplexity",
+        "choices", "copain_tasks", "learning_rates", "learning_rates_perplexity", "drift_definitions",
+        "drift_layers", "event_times",
     },
+    "02_curriculum": {"over_steps", "spent", "conditions"},
+    "03_averaging": {"over_steps", "rates", "replay", "merging", "plane"},
+    "04_lora": {"rates", "plane", "matched_drift"},
 }  # fmt: skip
 
 

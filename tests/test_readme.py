@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from cptkit.__main__ import train as train_command
 from cptkit.study.profiles import load_profile, packaged
 from cptkit.train import models
+from cptkit.train.config import from_dict, to_dict
+from cptkit.train.spec import RunSpec
 from tests.conftest import tiny_run
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -41,6 +44,15 @@ def test_own_data_from_a_local_jsonl_file_to_a_model(tmp_path, cache, capsys, mo
     assert train_command(Path("run.toml"), cache=cache) == 0
     folder = Path(re.search(r"model: +(\S+)", capsys.readouterr().out)[1])
     assert (folder / "model.safetensors").exists()
+
+
+def test_each_further_key_is_one_that_a_run_has():
+    lines = [line for line in BLOCKS[2].splitlines() if line.strip()]
+    assert len(lines) == 3
+    for line in lines:
+        parsed = tomllib.loads(line)
+        spec = from_dict(RunSpec, to_dict(tiny_run()) | parsed)
+        assert getattr(spec, next(iter(parsed))) is not None
 
 
 def test_the_data_dictionary_names_every_column_a_run_writes(cache):
