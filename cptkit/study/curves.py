@@ -126,7 +126,7 @@ def plain_log_axis(ax: Axes) -> None:
     ax.set_yticks(ticks)
     ax.set_yticks([], minor=True)
     ax.set_ylim(low, high)
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.6g}"))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1000 else f"{v:.6g}"))
 
 
 def percent_axis(ax: Axes) -> None:

@@ -349,7 +349,8 @@ def by_replay(frame: pd.DataFrame) -> pd.DataFrame:
     texts = [text for text in frame["replay"].unique() if text != "none"]
     nothing = frame[frame["replay"] == "none"]
     parts = [frame[frame["replay"] == text].assign(arm=text) for text in texts]
-    return pd.concat([*parts, *(nothing.assign(arm=text) for text in texts)], ignore_index=True)
+    parts += [nothing.assign(arm=text, run=nothing["run"] + " " + text) for text in texts]
+    return pd.concat(parts, ignore_index=True)
 
 
 # ---- notebook 04 ------------------------------------------------------------------------------------

@@ -41,9 +41,10 @@ AXES = {
     "copain.accuracy": Axis("Copain", percent=True, better=1),
     "choices.target.accuracy": Axis("multiple choice, target", percent=True, better=1),
     "choices.target.label_perplexity": Axis("perplexity of the right answer", log=True, better=-1),
-    "drift.relative": Axis("distance from the start, relative", log=True),
-    "drift.mean_l2": Axis("distance from the start, mean over tensors", log=True),
+    "drift.relative": Axis("distance, share of the start", log=True),
+    "drift.mean_l2": Axis("distance, mean over tensors", log=True),
 }
+FAR = 20  # times the rest: what is further away on a logarithmic axis is said in words, not drawn
 PLANES = (
     ("ppl.target.perplexity", "copain.accuracy"),
     ("choices.target.accuracy", "ppl.source.perplexity"),
@@ -68,10 +69,16 @@ def plane(
         fig = style.new(5.4 * len(planes), 5.6)
         for ax, (x, y) in zip(fig.subplots(1, len(planes), squeeze=False)[0], planes, strict=True):
             table = _points(ends, x, y)
-            for arm in order(table["arm"]):
+            near = table["x"] <= FAR * table["x"].min() if AXES[x].log else table["x"].notna()
+            for arm in order(table["arm"][near]):
                 _point(ax, table[table["arm"] == arm].iloc[0])
-            front = table[table["front"]].sort_values("x")
+            front = table[table["front"] & near].sort_values("x")
             ax.plot(front["x"], front["y"], color="#888888", lw=1, ls="--", zorder=1, label="Pareto front")
+            if not near.all():
+                beyond = ",\n".join(style.arm_style(arm).label for arm in order(table["arm"][~near]))
+                ax.text(
+                    0.02, 0.02, f"further left: {beyond}", transform=ax.transAxes, fontsize=7.5, va="bottom"
+                )
             ax.set(xlabel=_worded(x), ylabel=_worded(y))
             _scale(ax, x, y)
             data.append(table.assign(panel=f"{x} / {y}"))
@@ -153,7 +160,7 @@ def against(
     start = ends[ends["arm"] == "base"]
     rows = ends[ends["arm"] != "base"].assign(arm=lambda f: f[line])
     metrics = [m for m in metrics if m in rows]
-    columns = min(3, len(metrics))
+    columns = 2 if len(metrics) == 4 else min(3, len(metrics))
     height = math.ceil(len(metrics) / columns)
     data = []
     with style.drawing():
@@ -166,7 +173,8 @@ def against(
             for arm in order(table["arm"]):
                 draw(ax, table, x, arm)
             level = start[metric].mean()
-            if not math.isnan(level) and not metric.startswith("drift"):
+            far = how.log and level > FAR * table["mean"].max()  # a line up there would flatten the rest
+            if not (math.isnan(level) or metric.startswith("drift") or far):
                 ax.axhline(level, color="#000000", lw=1.1, ls="--", zorder=2, label=style.ARMS["base"].label)
             if logx:
                 ax.set_xscale("log")
@@ -279,10 +287,13 @@ def advantage(
     ends, curve = ends[ends["arm"] != "base"], curve[curve["arm"] != "base"]
     rows = []
     for _, run in ends.iterrows():
-        own = curve[curve["seed"] == run["seed"]]
-        line = (own if own["lr_peak"].nunique() > 1 else curve).groupby("lr_peak")[[by, metric]].mean()
-        line = line.sort_values(by)
-        at = np.interp(math.log(run[by]), np.log(line[by]), line[metric], left=math.nan, right=math.nan)
+        at = math.nan
+        for seeds in (curve[curve["seed"] == run["seed"]], curve):
+            line = seeds.groupby("lr_peak")[[by, metric]].mean().sort_values(by)
+            if len(line) and math.isnan(at):
+                at = np.interp(
+                    math.log(run[by]), np.log(line[by]), line[metric], left=math.nan, right=math.nan
+                )
         found = {"arm": run["arm"], "seed": run["seed"], by: run[by], metric: run[metric]}
         rows.append(found | {"plain": float(at), "advantage": run[metric] - float(at)} | dict(labels or {}))
     return pd.DataFrame(rows)
