@@ -46,7 +46,9 @@ def same_runs(frame: pd.DataFrame) -> pd.DataFrame:
 def largest_differences(
     frame: pd.DataFrame, a: str, b: str, folder: Path | None = None, name: str = "equivalence"
 ) -> pd.DataFrame:
-    """The largest difference between two arms, over all probed steps, of every thing measured."""
+    """The largest difference between two arms, over all probed steps, of each thing measured."""
+    if frame.empty:
+        return pd.DataFrame()
     rows = stats.probes(frame)
     one, other = (rows[rows["arm"] == arm].set_index("step") for arm in (a, b))
     metrics = ["ppl.target.perplexity", "ppl.source.perplexity", "copain.accuracy", "drift.mean_l2",

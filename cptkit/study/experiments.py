@@ -166,6 +166,28 @@ def continued(
     return dataclasses.replace(spec, **changes)
 
 
+def at_the_end(profile: Profile) -> dict[str, Any]:
+    return {"probes": dataclasses.replace(profile.run.probes, steps=())}
+
+
+def few_choices(profile: Profile) -> dict[str, Any]:
+    """Probes over the run, but multiple choice, the dearest of them, at its beginning and end only."""
+    probes = profile.run.probes
+    return {"probes": dataclasses.replace(probes, choices_steps=probes.choices_steps or (0,))}
+
+
+def in_notebook_01(profile: Profile, arm: str, rate: float, seed: int) -> bool:
+    """Whether English mixing trains this run: then it is asked for with the probes it has there."""
+    plan, first = profile.english_mixing, profile.seeds[0]
+    return rate == profile.run.schedule.peak or (
+        rate in plan.rates and arm in plan.rate_arms and seed == first
+    )
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:g}"
+
+
 # ---- notebook 00 ------------------------------------------------------------------------------------
 
 

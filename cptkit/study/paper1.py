@@ -1,4 +1,4 @@
-"""The arms of P1 beyond English mixing: warm-up, curriculum, averaging and restraint, replay of lists, LoRA.
+"""The arms of P1 beyond English mixing: warm-up, curriculum, averaging and its controls, LoRA.
 
 Each function lists arms (`store.Arm`); notebooks 01 to 04 run them. Headline arms are probed over the run and
 repeated with every seed of the profile; arms of a grid are measured at the end, with the first seed. Arms
@@ -14,20 +14,25 @@ from typing import Any
 
 import pandas as pd
 
-from cptkit.data.corpus import CorpusSpec
-from cptkit.data.mixture import Constant, Switch
+from cptkit.data.mixture import Switch
 from cptkit.study import stats
-from cptkit.study.experiments import SOURCE, TARGET, Study, continued
-from cptkit.study.planes import advantage
+from cptkit.study.experiments import (
+    SOURCE,
+    TARGET,
+    Study,
+    at_the_end,
+    continued,
+    few_choices,
+    in_notebook_01,
+    percent,
+)
 from cptkit.study.plans import Condition
-from cptkit.study.profiles import Profile
+from cptkit.study.profiles import Profile, under
 from cptkit.study.store import Arm
 from cptkit.train.averaging import Feedback, Released, Shadow, plain_rate
 from cptkit.train.lora import LoraSpec
 from cptkit.train.schedule import Schedule
 from cptkit.train.spec import ModelSpec, RunSpec
-
-LISTS = "lists"
 
 
 def plain(spec: RunSpec) -> RunSpec:
@@ -40,28 +45,6 @@ def plain(spec: RunSpec) -> RunSpec:
 
 def _times(schedule: Schedule, factor: float) -> Schedule:
     return dataclasses.replace(schedule, peak=float(f"{schedule.peak * factor:.12g}"))
-
-
-def _at_the_end(profile: Profile) -> dict[str, Any]:
-    return {"probes": dataclasses.replace(profile.run.probes, steps=())}
-
-
-def _few_choices(profile: Profile) -> dict[str, Any]:
-    """Probes over the run, but multiple choice, the dearest of them, at its beginning and end only."""
-    probes = profile.run.probes
-    return {"probes": dataclasses.replace(probes, choices_steps=probes.choices_steps or (0,))}
-
-
-def _in_notebook_01(profile: Profile, arm: str, rate: float, seed: int) -> bool:
-    """Whether English mixing trains this run: then it is asked for with the probes it has there."""
-    plan, first = profile.english_mixing, profile.seeds[0]
-    return rate == profile.run.schedule.peak or (
-        rate in plan.rates and arm in plan.rate_arms and seed == first
-    )
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:g}"
 
 
 # ---- notebook 01: the timing of the fall ------------------------------------------------------------
@@ -97,7 +80,7 @@ def phased(profile: Profile, model: ModelSpec, before: float, after: float, step
 def curriculum(study: Study) -> list[Arm]:
     """P1, Table 3, and as many source tokens late or throughout; label `english`: source tokens."""
     profile, plan, model = study.profile, study.profile.curriculum, study.base()
-    steps, share, probes = profile.run.steps, plan.share, _few_choices(profile)
+    steps, share, probes = profile.run.steps, plan.share, few_choices(profile)
     arms = []
     for seed in profile.seeds:
         first = seed == profile.seeds[0]
@@ -109,15 +92,15 @@ def curriculum(study: Study) -> list[Arm]:
         for part in (*plan.early, *plan.more) if first else plan.early:
             switch = max(1, round(part * steps))
             spec = phased(profile, model, share, 0.0, switch, seed=seed, **probes)
-            add(f"early{_share(part)}", spec, share * switch / steps)
+            add(f"early{percent(part)}", spec, share * switch / steps)
         for part in plan.late:
             switch = steps - max(1, round(part * steps))
             spec = phased(profile, model, 0.0, share, switch, seed=seed, **probes)
-            add(f"late{_share(part)}", spec, share * (1 - switch / steps))
+            add(f"late{percent(part)}", spec, share * (1 - switch / steps))
         if plan.even:
             english = share * plan.budget
             add("even", continued(profile, model, english, seed=seed, **probes), english)
-        add(f"mix{_share(share)}", continued(profile, model, share, seed=seed), share)
+        add(f"mix{percent(share)}", continued(profile, model, share, seed=seed), share)
     return sorted(arms, key=lambda arm: arm.labels["english"])
 
 
@@ -133,18 +116,18 @@ def conditions(study: Study) -> list[Arm]:
     for name, condition in ({"as it is": Condition()} | plan.conditions if plan.conditions else {}).items():
         profile = under(study.profile, condition)
         switch = max(1, round(plan.budget * profile.run.steps))
-        own, ends = name == "as it is", _at_the_end(profile)
+        own, ends = name == "as it is", at_the_end(profile)
         usual = condition.steps is None and condition.similarity is None
 
         def plainly(arm: str, share: float, profile: Profile = profile, usual: bool = usual) -> RunSpec:
             rate = profile.run.schedule
             known = dataclasses.replace(study.profile.run.schedule, peak=rate.peak) == rate
-            shared = usual and known and _in_notebook_01(study.profile, arm, rate.peak, seed)
-            probes = {} if shared else _at_the_end(profile)
+            shared = usual and known and in_notebook_01(study.profile, arm, rate.peak, seed)
+            probes = {} if shared else at_the_end(profile)
             return continued(profile, model, share, seed=seed, **probes)
 
-        early, throughout = f"early{_share(plan.budget)}", f"mix{_share(plan.share)}"
-        probes = _few_choices(profile) if own else ends
+        early, throughout = f"early{percent(plan.budget)}", f"mix{percent(plan.share)}"
+        probes = few_choices(profile) if own else ends
         for arm, spec in {
             "none": plainly("none", 0.0),
             early: phased(profile, model, plan.share, 0.0, switch, seed=seed, **probes),
@@ -152,42 +135,6 @@ def conditions(study: Study) -> list[Arm]:
         }.items():
             arms.append(Arm("conditions", arm, seed, spec, {"condition": name}))
     return arms
-
-
-def under(profile: Profile, condition: Condition) -> Profile:
-    """The profile with what the condition changes; a similarity changes target text and target probes."""
-    run = profile.run
-    if condition.schedule is not None:
-        run = dataclasses.replace(run, schedule=condition.schedule)
-    if condition.steps is not None:
-        run = dataclasses.replace(run, steps=condition.steps)
-    profile = dataclasses.replace(profile, run=run)
-    return profile if condition.similarity is None else with_similarity(profile, condition.similarity)
-
-
-def with_similarity(profile: Profile, similarity: float) -> Profile:
-    """The profile with another invented target language, asked in that language. Worlds only."""
-    lang = profile.target.train.lang
-    if profile.target.train.kind != "world":
-        raise ValueError(f"profile {profile.name}: only an invented language has a similarity to set")
-
-    def changed(corpus: CorpusSpec | None) -> CorpusSpec | None:
-        if corpus is None or corpus.kind != "world" or corpus.lang != lang:
-            return corpus
-        return dataclasses.replace(corpus, params=corpus.params | {"similarity": similarity})
-
-    probes = profile.run.probes
-    probes = dataclasses.replace(
-        probes,
-        perplexity={name: changed(corpus) for name, corpus in probes.perplexity.items()},
-        choices={
-            name: dataclasses.replace(p, corpus=changed(p.corpus)) for name, p in probes.choices.items()
-        },
-    )
-    target = dataclasses.replace(
-        profile.target, train=changed(profile.target.train), validation=changed(profile.target.validation)
-    )
-    return dataclasses.replace(profile, target=target, run=dataclasses.replace(profile.run, probes=probes))
 
 
 # ---- notebook 03 ------------------------------------------------------------------------------------
@@ -206,23 +153,23 @@ def averaging(study: Study) -> list[Arm]:
 
     for seed in profile.seeds:
         add("none", seed)
-        add(f"mix{_share(english)}", seed, english)
+        add(f"mix{percent(english)}", seed, english)
     for alpha in plan.alphas:
-        name, low = f"ema{_share(alpha)}".replace(".", ""), _times(rate, 1 - alpha)
+        name, low = f"ema{percent(alpha)}".replace(".", ""), _times(rate, 1 - alpha)
         for every in plan.every:
             headline = alpha == plan.alphas[0] and every in plan.every[:2]
             for seed in profile.seeds if headline else (first,):
                 # With every = 1 it is the run of the control below, so it has its probes.
-                ends = _few_choices(profile) if headline or every == 1 else _at_the_end(profile)
+                ends = few_choices(profile) if headline or every == 1 else at_the_end(profile)
                 add(f"{name}_{every}", seed, averaging=Feedback(alpha, every), **ends)
         for seed in profile.seeds if alpha == plan.alphas[0] else (first,):
-            add(f"low{_share(alpha)}".replace(".", ""), seed, schedule=low, **_few_choices(profile))
+            add(f"low{percent(alpha)}".replace(".", ""), seed, schedule=low, **few_choices(profile))
         if alpha == plan.alphas[0]:
-            add(f"mix{_share(english)}_low", first, english, schedule=low, **_at_the_end(profile))
+            add(f"mix{percent(english)}_low", first, english, schedule=low, **at_the_end(profile))
     if plan.shadow is not None:
-        add("shadow", first, averaging=Shadow(half_life=plan.shadow), **_at_the_end(profile))
+        add("shadow", first, averaging=Shadow(half_life=plan.shadow), **at_the_end(profile))
     if plan.released:
-        add("released", first, averaging=Released(plan.alphas[0]), **_at_the_end(profile))
+        add("released", first, averaging=Released(plan.alphas[0]), **at_the_end(profile))
     return arms
 
 
@@ -231,7 +178,7 @@ def equivalence(study: Study) -> list[Arm]:
     profile, plan, seed = study.profile, study.profile.averaging, study.profile.seeds[0]
     if not plan.equivalence:
         return []
-    rule, probes = Feedback(plan.alphas[0], 1), _few_choices(profile)
+    rule, probes = Feedback(plan.alphas[0], 1), few_choices(profile)
     itself = continued(profile, study.base(), 0.0, seed=seed, averaging=rule, **probes)
     return [
         Arm("equivalence", "averaging", seed, itself),
@@ -242,115 +189,18 @@ def equivalence(study: Study) -> list[Arm]:
 def rate_sweep(study: Study) -> list[Arm]:
     """Plain training over learning rates, with and without source text; `control_rates` with all seeds."""
     profile, plan, model = study.profile, study.profile.averaging, study.base()
-    first, ends = profile.seeds[0], _at_the_end(profile)
+    first, ends = profile.seeds[0], at_the_end(profile)
     arms = []
     for share in (0.0, profile.curriculum.share):
-        name = f"mix{_share(share)}" if share else "none"
+        name = f"mix{percent(share)}" if share else "none"
         for rate in sorted({profile.run.schedule.peak, *plan.rates, *plan.control_rates}):
             schedule = dataclasses.replace(profile.run.schedule, peak=rate)
             repeated = rate == profile.run.schedule.peak or (rate in plan.control_rates and not share)
             for seed in profile.seeds if repeated else (first,):
-                probes = {} if _in_notebook_01(profile, name, rate, seed) else ends
+                probes = {} if in_notebook_01(profile, name, rate, seed) else ends
                 spec = continued(profile, model, share, seed=seed, schedule=schedule, **probes)
                 arms.append(Arm("rates", name, seed, spec))
     return arms
-
-
-def restraints(study: Study) -> list[Arm]:
-    """Rules that choose their strength, and L2-SP; label `similarity` (None: the profile's own language).
-
-    All rules with the first seed in every language; those in `kept` with every seed, and so their controls.
-    """
-    plan, model = study.profile.averaging, study.base()
-    first = study.profile.seeds[0]
-    arms = []
-    for similarity in (None, *plan.similarities):
-        profile = study.profile if similarity is None else with_similarity(study.profile, similarity)
-        labels, ends = {"similarity": similarity}, _at_the_end(profile)
-
-        def add(name: str, seed: int, profile: Profile = profile, labels: dict = labels, **k: Any) -> None:
-            arms.append(Arm("restraints", name, seed, continued(profile, model, 0.0, seed=seed, **k), labels))
-
-        rules = {name: {"averaging": rule} for name, rule in plan.restraints.items()}
-        rules |= {f"l2sp_{strength:g}": {"distance_penalty": strength} for strength in plan.penalties}
-        for name, rule in rules.items():
-            for seed in study.profile.seeds if name in plan.kept else (first,):
-                add(name, seed, **rule, **ends)
-        for rate in plan.control_rates if similarity is not None else ():
-            schedule = dataclasses.replace(profile.run.schedule, peak=rate)
-            for seed in study.profile.seeds:
-                add("none", seed, schedule=schedule, **ends)
-    return arms
-
-
-def list_replay(study: Study) -> list[Arm]:
-    """Language-free lists instead of source text, at equal tokens; labels `replay` (text) and `share`."""
-    profile, plan, model = study.profile, study.profile.averaging, study.base()
-    if plan.lists is None:
-        return []
-    first, ends = profile.seeds[0], _at_the_end(profile)
-    nothing = {"replay": "none", "share": 0.0}
-    arms = [
-        Arm("replay", "none", seed, continued(profile, model, 0.0, seed=seed), nothing)
-        for seed in profile.seeds
-    ]
-    texts = {LISTS: plan.lists, "few_lists": plan.few_lists}
-    for name, text in texts.items():
-        shares = plan.list_shares if name == LISTS else plan.list_shares[-1:]
-        for share in shares if text is not None else ():
-            headline = name == LISTS and share == plan.list_shares[-1]
-            probes = _few_choices(profile) if headline else ends
-            for seed in profile.seeds if headline else (first,):
-                spec = continued(profile, model, 0.0, seed=seed, **probes)
-                spec = dataclasses.replace(
-                    spec,
-                    sources={TARGET: profile.target.train, LISTS: text},
-                    mixture=Constant({TARGET: 1 - share, LISTS: share}),
-                )
-                arms.append(
-                    Arm("replay", f"{name}{_share(share)}", seed, spec, {"replay": name, "share": share})
-                )
-    for share in (*plan.english_shares, profile.curriculum.share):
-        headline = share == profile.curriculum.share
-        for seed in profile.seeds if headline else (first,):
-            spec = continued(profile, model, share, seed=seed, **({} if headline else ends))
-            arms.append(
-                Arm("replay", f"mix{_share(share)}", seed, spec, {"replay": "English", "share": share})
-            )
-    return arms
-
-
-def in_own_language(held: pd.DataFrame) -> pd.DataFrame:
-    """The restraints in the profile's own target language."""
-    return held[held["similarity"].isna()] if len(held) else held
-
-
-def restraint_advantages(held: pd.DataFrame, controls: pd.DataFrame) -> list[pd.DataFrame]:
-    """Copain of each restraint above plain training at equal target perplexity, one frame per language."""
-    parts = []
-    for similarity in held["similarity"].unique():
-        own = held["similarity"].isna() if pd.isna(similarity) else held["similarity"] == similarity
-        rows = held[own]
-        plainly = controls if pd.isna(similarity) else rows[rows["arm"] == "none"]
-        language = "the profile's" if pd.isna(similarity) else f"similarity {similarity:g}"
-        rules = rows[rows["arm"] != "none"]
-        labels = {"language": language}
-        parts.append(advantage(rules, plainly, f"ppl.{TARGET}.perplexity", "copain.accuracy", labels))
-    return parts
-
-
-def without(frame: pd.DataFrame, arms: Iterable[str]) -> pd.DataFrame:
-    """The frame without these arms; an empty one stays empty."""
-    return frame[~frame["arm"].isin(list(arms))] if len(frame) else frame
-
-
-def by_replay(frame: pd.DataFrame) -> pd.DataFrame:
-    """The replay frame with the replayed text as the arm, and the run without any in every line."""
-    texts = [text for text in frame["replay"].unique() if text != "none"]
-    nothing = frame[frame["replay"] == "none"]
-    parts = [frame[frame["replay"] == text].assign(arm=text) for text in texts]
-    parts += [nothing.assign(arm=text, run=nothing["run"] + " " + text) for text in texts]
-    return pd.concat(parts, ignore_index=True)
 
 
 # ---- notebook 04 ------------------------------------------------------------------------------------
@@ -360,7 +210,7 @@ def lora_arm(study: Study, model: ModelSpec, rank: int, embeddings: bool, rate: 
     """One LoRA run, measured at its end."""
     profile = study.profile
     schedule = dataclasses.replace(profile.run.schedule, peak=rate)
-    adapters, probes = LoraSpec(rank, embeddings), _at_the_end(profile)
+    adapters, probes = LoraSpec(rank, embeddings), at_the_end(profile)
     spec = continued(profile, model, 0.0, seed=seed, schedule=schedule, lora=adapters, **probes)
     return Arm("lora", f"lora{rank}" + ("_embeddings" if embeddings else ""), seed, spec, {"rank": rank})
 

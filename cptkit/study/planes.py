@@ -153,12 +153,15 @@ def against(
     title: str,
     xlabel: str,
     logx: bool = False,
-    line: str = "arm",
-) -> Figure:
-    """The end values of `metrics` over the column `x`, one panel per metric, one line per value of `line`."""
+) -> Figure | str:
+    """The end values of `metrics` over the column `x`, one panel per metric, one line per arm.
+
+    An empty frame (an experiment that the profile leaves out) is answered in words.
+    """
+    if frame.empty:
+        return "This profile leaves it out."
     ends = stats.ends(frame)
-    start = ends[ends["arm"] == "base"]
-    rows = ends[ends["arm"] != "base"].assign(arm=lambda f: f[line])
+    start, rows = ends[ends["arm"] == "base"], ends[ends["arm"] != "base"]
     metrics = [m for m in metrics if m in rows]
     columns = 2 if len(metrics) == 4 else min(3, len(metrics))
     height = math.ceil(len(metrics) / columns)
@@ -238,8 +241,10 @@ def groups(
     name: str = "groups",
     *,
     title: str,
-) -> Figure:
-    """End values as points, one row of a panel per value of `group`, one colour per arm."""
+) -> Figure | str:
+    """End values as points, one row of a panel per value of `group`, one colour per arm; see `against`."""
+    if frame.empty:
+        return "This profile leaves it out."
     ends = stats.ends(frame)
     ends = ends[ends["arm"] != "base"]
     names = list(dict.fromkeys(ends[group]))

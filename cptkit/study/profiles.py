@@ -14,7 +14,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from cptkit.study.plans import AveragingPlan, Bilingual, Curriculum, EnglishMixing, LoraPlan, Text, Transfer
+from cptkit.data.corpus import CorpusSpec
+from cptkit.study.plans import (
+    AveragingPlan,
+    Bilingual,
+    Condition,
+    Curriculum,
+    EnglishMixing,
+    LoraPlan,
+    Text,
+    Transfer,
+)
 from cptkit.train.config import ConfigError, from_dict, nearest, read_toml
 from cptkit.train.schedule import Schedule
 from cptkit.train.spec import ModelSpec, OptimiserSpec, ProbesSpec
@@ -81,6 +91,42 @@ class Profile:
     def with_seeds(self, seeds: list[int] | None) -> Profile:
         """The same profile with other seeds; None or an empty list keeps its own."""
         return dataclasses.replace(self, seeds=tuple(seeds)) if seeds else self
+
+
+def under(profile: Profile, condition: Condition) -> Profile:
+    """The profile with what the condition changes; a similarity changes target text and target probes."""
+    run = profile.run
+    if condition.schedule is not None:
+        run = dataclasses.replace(run, schedule=condition.schedule)
+    if condition.steps is not None:
+        run = dataclasses.replace(run, steps=condition.steps)
+    profile = dataclasses.replace(profile, run=run)
+    return profile if condition.similarity is None else with_similarity(profile, condition.similarity)
+
+
+def with_similarity(profile: Profile, similarity: float) -> Profile:
+    """The profile with another invented target language, asked in that language. Worlds only."""
+    lang = profile.target.train.lang
+    if profile.target.train.kind != "world":
+        raise ValueError(f"profile {profile.name}: only an invented language has a similarity to set")
+
+    def changed(corpus: CorpusSpec | None) -> CorpusSpec | None:
+        if corpus is None or corpus.kind != "world" or corpus.lang != lang:
+            return corpus
+        return dataclasses.replace(corpus, params=corpus.params | {"similarity": similarity})
+
+    probes = profile.run.probes
+    probes = dataclasses.replace(
+        probes,
+        perplexity={name: changed(corpus) for name, corpus in probes.perplexity.items()},
+        choices={
+            name: dataclasses.replace(p, corpus=changed(p.corpus)) for name, p in probes.choices.items()
+        },
+    )
+    target = dataclasses.replace(
+        profile.target, train=changed(profile.target.train), validation=changed(profile.target.validation)
+    )
+    return dataclasses.replace(profile, target=target, run=dataclasses.replace(profile.run, probes=probes))
 
 
 def packaged() -> dict[str, Path]:

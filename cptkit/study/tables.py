@@ -128,7 +128,10 @@ def advantages(
     `outside` counts runs whose place on the axis plain training never came to: they have no advantage to
     state.
     """
-    runs = pd.concat([p for p in parts if len(p)], ignore_index=True)
+    found = [part for part in parts if len(part)]
+    if not found:
+        return pd.DataFrame()
+    runs = pd.concat(found, ignore_index=True)
     keys, rows = [k for k in ("language", "arm") if k in runs], []
     for key, part in runs.groupby(keys, sort=False):
         known = part["advantage"].dropna()

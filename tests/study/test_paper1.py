@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from cptkit.data.mixture import Switch
-from cptkit.study import checks, evidence, experiments, paper1, planes, store, tables
+from cptkit.study import beyond, checks, evidence, experiments, paper1, planes, profiles, store, tables
 from cptkit.study.checks import CheckError
 from cptkit.study.profiles import load_profile, packaged
 from cptkit.study.store import Arm
@@ -121,7 +121,7 @@ def test_a_condition_changes_one_thing(lab):
 
 
 def test_another_similarity_is_another_language_in_text_and_questions():
-    profile = paper1.with_similarity(load_profile("lab"), 0.7)
+    profile = profiles.with_similarity(load_profile("lab"), 0.7)
     probes = profile.run.probes
     assert profile.target.train.params["similarity"] == 0.7
     assert probes.perplexity["target"].params["similarity"] == 0.7
@@ -129,11 +129,11 @@ def test_another_similarity_is_another_language_in_text_and_questions():
     assert probes.choices["target"].corpus.params["similarity"] == 0.7
     assert "similarity" not in probes.choices["source"].corpus.params
     with pytest.raises(ValueError, match="similarity"):
-        paper1.with_similarity(load_profile("smol"), 0.7)
+        profiles.with_similarity(load_profile("smol"), 0.7)
 
 
 def test_restraints_have_controls_in_every_language(lab):
-    arms = paper1.restraints(lab)
+    arms = beyond.restraints(lab)
     for arm in arms:
         similarity = arm.spec.sources["target"].params["similarity"]
         assert similarity == (arm.labels["similarity"] or 0.3)
@@ -143,7 +143,7 @@ def test_restraints_have_controls_in_every_language(lab):
 
 
 def test_lists_and_english_are_replayed_at_equal_tokens(lab):
-    arms = paper1.list_replay(lab)
+    arms = beyond.list_replay(lab)
     shares = {"English": set(), "lists": set()}
     for arm in arms:
         if arm.labels["replay"] in shares:
@@ -160,7 +160,7 @@ def test_every_profile_can_plan_its_arms(name, study, monkeypatch):
     monkeypatch.setattr(experiments.Study, "base", lambda self: base)
     planned = experiments.Study(profile, study.root, False)
     for make in (paper1.warmups, paper1.curriculum, paper1.conditions, paper1.averaging, paper1.equivalence,
-                 paper1.rate_sweep, paper1.restraints, paper1.list_replay, paper1.lora_arms):  # fmt: skip
+                 paper1.rate_sweep, beyond.restraints, beyond.list_replay, paper1.lora_arms):  # fmt: skip
         for arm in make(planned):
             assert isinstance(arm, Arm)
             if isinstance(arm.spec.mixture, Switch):
