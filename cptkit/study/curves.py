@@ -100,7 +100,7 @@ def draw(ax: Axes, table: pd.DataFrame, x: str, arm: str, *, thin: bool = False)
     ax.fill_between(rows[x], rows["low"], rows["high"], color=look.colour, alpha=0.16, lw=0, zorder=1)
 
 
-def _step_axis(ax: Axes, last: int) -> None:
+def step_axis(ax: Axes, last: int) -> None:
     """Symlog, with 0, the powers of ten and the last step as ticks."""
     ax.set_xscale("symlog", linthresh=1, linscale=0.4)
     powers = [10**k for k in range(1 + int(math.log10(last)))]
@@ -200,7 +200,7 @@ def panel(
     last = max(1, int(table["step"].max())) if len(table) else 1
     if published is not None and len(published):
         drawn.append(_marks(ax, published, last))
-    _step_axis(ax, last)
+    step_axis(ax, last)
     if logy:
         plain_log_axis(ax)
     if percent:

@@ -18,10 +18,11 @@ import pandas as pd
 import torch
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from cptkit.eval.drift import snapshot
 from cptkit.study import stats, style
-from cptkit.study.curves import draw, legend, order, panel, plain_log_axis, summary
+from cptkit.study.curves import draw, legend, order, panel, plain_log_axis, step_axis, summary
 from cptkit.study.experiments import Study
 from cptkit.study.planes import AXES
 from cptkit.study.store import Arm
@@ -82,8 +83,7 @@ def event_times(frame: pd.DataFrame, folder: Path | None = None, name: str = "ev
                 places = [events.index(e) + (k - 0.5) * 0.24 for e in rows["event"]]
                 ax.plot(rows["step"], places, ls="none", marker=look.marker, ms=7, alpha=0.7,
                         color=look.colour, label=look.label)  # fmt: skip
-            ax.set_xscale("symlog", linthresh=1, linscale=0.4)
-            ax.set_xlim(0, None)
+            step_axis(ax, int(frame["step"].max()))
             ax.set(title=f"warm-up of {length} steps", xlabel="step by which half of the change has happened")
         axes[0].set_yticks(range(len(events)), events)
         axes[0].invert_yaxis()
@@ -184,7 +184,9 @@ def heat_map(frame: pd.DataFrame, folder: Path | None = None, name: str = "drift
             ax.grid(visible=False)
         axes[0].set_yticks([i + 0.5 for i in range(len(labels))], [labels[i] for i in places])
         axes[0].set_ylabel("layer")
-        fig.colorbar(image, ax=list(axes), label="L2 distance from the start")
+        plain = FuncFormatter(lambda v, _: f"{v:.3g}")
+        bar = fig.colorbar(image, ax=list(axes), label="L2 distance from the start", format=plain)
+        bar.ax.yaxis.set_minor_formatter(plain)
         return style.save(fig, means.reset_index(), folder, name)
 
 
