@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from . import stats, style
 from .curves import draw, legend, order, percent_axis, plain_log_axis, summary
@@ -181,6 +181,9 @@ def against(
                 ax.axhline(level, color="#000000", lw=1.1, ls="--", zorder=2, label=style.ARMS["base"].label)
             if logx:
                 ax.set_xscale("log")
+            elif rows[x].max() >= 1000:
+                ax.xaxis.set_major_locator(MaxNLocator(4))
+                ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
             if how.log and table["mean"].min() > 0:
                 plain_log_axis(ax)
             if how.percent:
