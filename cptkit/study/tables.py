@@ -47,11 +47,11 @@ def paper_table(
     """Each arm at the end of its runs, ours (mean ± half of the t interval) beside the published values.
 
     † marks a value not read first-hand. Returned as text for reading; the numbers, one row per cell, go to
-    `<name>.csv` in `folder` and the table itself to `<name>.html`. Arms without runs are left out.
+    `<name>.csv` in `folder` and the table itself to `<name>.html`. An arm without runs has dashes.
     """
     ends = stats.ends(frame)
     cells, numbers = [], []
-    for arm in (a for a in arms if a in set(ends["arm"])):
+    for arm in arms:
         rows = ends[ends["arm"] == arm]
         line = {"arm": style.arm_style(arm).label}
         for column, (metric, printed, percent) in COLUMNS.items():

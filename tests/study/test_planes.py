@@ -44,7 +44,7 @@ def test_headline_keeps_each_arms_rate_with_the_most_runs():
     assert kept.groupby("arm")["lr_peak"].unique().map(list).to_dict() == {
         "none": [1e-3], "mix20": [1e-3], "mix50": [1e-3], "slow": [1e-5],
     }  # fmt: skip
-    with pytest.raises(stats.StatsError, match="of none have as many runs"):
+    with pytest.raises(stats.StatsError, match="have as many runs"):
         stats.headline(pd.concat([mixing(), mixing(rate=3e-4)]))
 
 
@@ -94,7 +94,7 @@ def test_event_times_are_probed_steps_and_the_share_of_the_rate_spent(tmp_path):
     table = evidence.event_table(frame)
     falls = table[(table["arm"] == "none") & (table["event"] == "Copain")]
     assert set(falls["step"]) <= {4.0, 8.0}  # it falls as 1 - exp(-step / 8)
-    assert (falls["spent"] == falls["step"] / 400).all()
+    assert falls["spent"].tolist() == pytest.approx((falls["step"] / 400).tolist())
     kept = table[(table["arm"] == "mix20") & (table["event"] == "English perplexity")]
     assert len(kept) == 3
     evidence.event_times(frame, tmp_path)
