@@ -20,8 +20,7 @@ from cptkit.eval import forward
 from cptkit.study import stats, style
 from cptkit.study.experiments import Study
 from cptkit.study.store import Arm
-from cptkit.train import models
-from cptkit.train.lora import trainable_names
+from cptkit.train import lora, models
 from cptkit.train.spec import ModelSpec
 
 READ = 16  # held-out documents that logits are compared on
@@ -114,8 +113,6 @@ def adapters(
 
     Raises CheckError where loading the adapter onto the start, or the merged model, gives other logits.
     """
-    from peft import PeftModel
-
     rows = []
     for arm in {a.arm: a for a in arms}.values():
         run, spec = study.train(arm.spec, str(arm)), arm.spec
@@ -127,13 +124,13 @@ def adapters(
         ids = forward.prompt_ids(tokenizer, [d.text for d in itertools.islice(texts, READ)])
         batch, _ = forward.pad([row[: spec.length] for row in ids], "cpu")
         plain = _logits(start, batch)
-        loaded = PeftModel.from_pretrained(start, run / "adapter", is_trainable=True)
+        loaded = lora.load(start, run / "adapter")
         adapted = _logits(loaded, batch)
         moved, lost = (adapted - plain).abs().max(), (adapted - _logits(merged, batch)).abs().max()
         if not moved > 10 * TOLERANCE or lost > TOLERANCE:
             raise CheckError(f"{arm}: logits moved by {moved:.2g}, and merging changes them by {lost:.2g}")
         trained = sum(p.numel() for p in start.parameters() if p.requires_grad)
-        names = {n.rsplit(".", 1)[-1] for n in trainable_names(start)}
+        names = {n.rsplit(".", 1)[-1] for n in lora.trainable_names(start)}
         rows.append({
             "arm": style.arm_style(arm.arm).label, "modules trained": ", ".join(sorted(names)),
             "weights trained": trained / sum(before), "logits moved": float(moved),

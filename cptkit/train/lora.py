@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -61,11 +63,7 @@ def adapt(model: nn.Module, spec: LoraSpec, seed: int) -> PeftModel:
         ensure_weight_tying=bool(spec.embeddings and tied),
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")  # handled: ensure_weight_tying
-        warnings.filterwarnings(
-            "ignore", message=".*is_gradient_checkpointing.*"
-        )  # peft's use of an old name
+    with torch.random.fork_rng(devices=[]), _quiet():
         torch.manual_seed(seed)
         return get_peft_model(model, config)
 
@@ -115,8 +113,24 @@ def untrained_tokens(model: nn.Module, ids: Tensor) -> list[int]:
     return ids[flat.cpu()].tolist()
 
 
-def save(adapted: Any, folder: Any) -> None:
+def save(adapted: PeftModel, folder: Path) -> None:
     """Write the adapter alone (with embeddings where they are trained) in peft's own format."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*[Ee]mbedding.*")
+    with _quiet():
         adapted.save_pretrained(folder)
+
+
+def load(start: nn.Module, folder: Path) -> PeftModel:
+    """The adapter in `folder` put onto the model it was trained from, in place, trainable."""
+    from peft import PeftModel
+
+    with _quiet():
+        return PeftModel.from_pretrained(start, folder, is_trainable=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without peft's warnings about what is handled here, and its own use of an old name of transformers."""
+    with warnings.catch_warnings():
+        for message in (".*tie_word_embeddings.*", ".*[Ee]mbedding.*", ".*is_gradient_checkpointing.*"):
+            warnings.filterwarnings("ignore", message=message)
+        yield

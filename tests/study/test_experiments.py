@@ -50,6 +50,13 @@ def test_every_packaged_profile_is_whole(name):
     assert profile.run.probes.steps[:6] == (0, 1, 2, 4, 8, 16)
 
 
+def test_a_profile_can_take_out_what_it_inherits():
+    assert "constant rate" in load_profile("lab").curriculum.conditions
+    assert "constant rate" not in load_profile("smoke").curriculum.conditions
+    assert load_profile("smoke").averaging.few_lists is None
+    assert load_profile("smoke").averaging.lists.params == load_profile("lab").averaging.lists.params
+
+
 def test_a_profile_says_only_what_differs_from_the_one_it_extends():
     lab, smoke = load_profile("lab"), load_profile("smoke")
     assert smoke.run.steps != lab.run.steps

@@ -90,7 +90,7 @@ def train_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 def test_event_times_are_probed_steps_and_the_share_of_the_rate_spent(tmp_path):
     frame = mixing(("none", "mix20"))
-    frame = pd.concat([frame, train_rows(frame)]).assign(warmup=20)
+    frame = pd.concat([stats.probes(frame), train_rows(frame)]).assign(warmup=20)
     table = evidence.event_table(frame)
     falls = table[(table["arm"] == "none") & (table["event"] == "Copain")]
     assert set(falls["step"]) <= {4.0, 8.0}  # it falls as 1 - exp(-step / 8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import PeftModel
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cptkit.eval import drift, forward
@@ -56,7 +55,7 @@ def test_saved_and_loaded_or_merged_it_gives_the_same_logits(tmp_path, tied, emb
     before, now = logits(start), logits(model)
     assert (before - now).abs().max() > 0.05
     lora.save(adapted, tmp_path / "adapter")
-    again = PeftModel.from_pretrained(llama(tied), tmp_path / "adapter").eval()
+    again = lora.load(llama(tied), tmp_path / "adapter").eval()
     torch.testing.assert_close(logits(again), now, rtol=0, atol=0)
     merged = adapted.merge_and_unload()
     torch.testing.assert_close(logits(merged), now, rtol=1e-4, atol=1e-5)
@@ -139,7 +138,7 @@ def test_a_run_leaves_adapter_and_merged_model_and_resumes_exactly(base, cache, 
     assert probes(again) == probes(whole)
     start, _ = models.load(spec.model, cache, base.parent, length=64, seed=0)
     merged = AutoModelForCausalLM.from_pretrained(whole / "model").eval()
-    loaded = PeftModel.from_pretrained(start.eval(), whole / "adapter").eval()
+    loaded = lora.load(start, whole / "adapter").eval()
     torch.testing.assert_close(logits(loaded), logits(merged), rtol=1e-4, atol=1e-4)
     start, _ = models.load(spec.model, cache, base.parent, length=64, seed=0)
     moved = drift.drift(merged, drift.snapshot(start))
