@@ -12,7 +12,7 @@ and never typed twice. One claim is one comparison of two sides, `a` minus `b` (
     at          final (default) | a step number | published: the share of our run that the published step is
                 of the paper's, at the nearest probed step
     unit        ratio (compared as logarithms) | points (differences of fractions, in per cent) |
-                share of the run
+                share of the run | nats (differences of nats a token)
     direction   1, -1: the sign of the effect; 0: an equality, then `region` = [low, high] in `unit`
     bound       half_fall only: the statistic is compared with this instead of with a side b
     floor       a chance column: when neither side is 5 points above it, there is nothing to compare
@@ -40,7 +40,7 @@ from . import stats
 PAPERS = {"P1": "2506.00288", "P2": "2407.02118", "P3": "2407.18743"}
 FOLDER = Path(__file__).parent.parent / "published"
 FIRST_HAND = ("full-text", "authors-repo", "authors-dataset")
-UNITS = ("ratio", "points", "share of the run")
+UNITS = ("ratio", "points", "share of the run", "nats")
 STATISTICS = ("value", "half_fall", "matched", "tokens_to_match")
 
 

@@ -109,7 +109,7 @@ def _sides(
         raise LedgerError(f"claim {claim.id!r}: base can only be side b")
     a = _curves(frame, claim.a, claim.metric)
     from_base = claim.b.get("arm") == "base"
-    b = a if from_base else _curves(frame, claim.b, claim.metric)
+    b = _curves(frame, claim.b, claim.metric) if not from_base else _starts(claim, frame, a)
     seeds = _common(a, b, notes)
     step = max((int(side[s].index.max()) for side in (a, b) for s in seeds if len(side[s])), default=0)
     if step == 0:
@@ -127,6 +127,14 @@ def _sides(
         return {s: float(side[s].loc[at]) for s in seeds}
 
     return read(a, "a", step), read(b, "b", 0 if from_base else step), step
+
+
+def _starts(claim: Claim, frame: pd.DataFrame, a: dict[int, pd.Series]) -> dict[int, pd.Series]:
+    """The start as side b: as the runs of a measured it, else as others of the frame did, which share it."""
+    start = stats.start(frame)
+    if len(start) and all(0 not in curve.index for curve in a.values()):
+        return dict.fromkeys(a, pd.Series({0: start[claim.metric].iloc[0]}).dropna())
+    return a
 
 
 def _tokens_to_match(claim: Claim, side: Mapping[str, Any], frame: pd.DataFrame) -> dict[int, float]:

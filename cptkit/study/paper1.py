@@ -235,12 +235,21 @@ def lora(study: Study) -> pd.DataFrame:
     sweep, model = study.run(arms), study.base()
     kinds = dict.fromkeys((a.arm, a.spec.lora.rank, a.spec.lora.embeddings) for a in arms)
     headline = [*[k for k in kinds if not k[2]][:1], *[k for k in kinds if k[2]][:1]]
+    lowest, (gentle, *_) = min(study.profile.lora.rates), headline
+    wanted = {(kind, best(sweep, kind[0])) for kind in headline} | {(gentle, lowest)}
     repeats = [
-        lora_arm(study, model, rank, embeddings, best(sweep, name), seed)
-        for name, rank, embeddings in headline
+        lora_arm(study, model, rank, embeddings, rate, seed)
+        for (_, rank, embeddings), rate in sorted(wanted)
         for seed in others
     ]
     return pd.concat([sweep, study.run(repeats)], ignore_index=True) if repeats else sweep
+
+
+def gentlest(frame: pd.DataFrame) -> pd.DataFrame:
+    """The first kind of adapter at the lowest rate, which full training's distance can be matched with."""
+    arm = frame["arm"].iloc[0]
+    rows = frame[(frame["arm"] == arm) & (frame["lr_peak"] == frame["lr_peak"].min())]
+    return rows.assign(arm=f"{arm}_low")
 
 
 def best(frame: pd.DataFrame, arm: str, metric: str = f"ppl.{TARGET}.nats_per_token") -> float:
@@ -249,9 +258,9 @@ def best(frame: pd.DataFrame, arm: str, metric: str = f"ppl.{TARGET}.nats_per_to
     return float(stats.best_rate(rows, metric)["lr_peak"].iloc[0])
 
 
-def lower_rates(sweep: pd.DataFrame) -> pd.DataFrame:
-    """Plain training without source text at each of its lower rates, the rate as the arm: for a plane."""
-    rows = sweep[(sweep["arm"] == "none") & (sweep["lr_peak"] < sweep["lr_peak"].max())]
+def lower_rates(sweep: pd.DataFrame, rate: float) -> pd.DataFrame:
+    """Plain training without source text at the rates below `rate`, the rate as the arm: for a plane."""
+    rows = sweep[(sweep["arm"] == "none") & (sweep["lr_peak"] < rate)]
     return rows.assign(arm="full, rate " + rows["lr_peak"].map("{:g}".format))
 
 

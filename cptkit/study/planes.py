@@ -44,7 +44,7 @@ AXES = {
     "drift.relative": Axis("distance, share of the start", log=True),
     "drift.mean_l2": Axis("distance, mean over tensors", log=True),
 }
-FAR = 20  # times the rest: what is further away on a logarithmic axis is said in words, not drawn
+FAR = 50  # times the rest: what is further away on a logarithmic axis is said in words, not drawn
 PLANES = (
     ("ppl.target.perplexity", "copain.accuracy"),
     ("choices.target.accuracy", "ppl.source.perplexity"),

@@ -76,6 +76,7 @@ ARMS = {
     "lora4": Arm("LoRA, rank 4", "#CC6677", "v"),
     "lora16": Arm("LoRA, rank 16", "#CC6677", "s"),
     "lora64": Arm("LoRA, rank 64", "#CC6677", "^"),
+    "lora16_low": Arm("LoRA, rank 16, lowest rate", "#CC6677", "D"),
     "lora16_embeddings": Arm("LoRA, rank 16, embeddings trained", "#117733", "P"),
     "bilingual": Arm("both languages", "#117733", "D"),
     "cpt": Arm("continued pretraining", "#332288", "s"),

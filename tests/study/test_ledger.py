@@ -359,20 +359,31 @@ def test_matched_compares_the_end_of_one_with_the_way_of_the_other():
     claim = next(c for c in claims.load_claims() if c.id == "own.lora-matched")
     rows = []
     for seed in (0, 1, 2):
-        for arm, steps in (("none", (0, 10, 20, 40)), ("lora16", (40,))):
+        for arm, steps in (("none", (0, 10, 20, 40)), ("lora16_low", (40,))):
             for step in steps:
                 far = step / 100 if arm == "none" else 0.15
                 rows.append({
                     "profile": "lab", "arm": arm, "seed": seed, "run": f"{arm}{seed}", "lr_peak": 1e-3,
                     "step": step, "kind": "probe", "drift.relative": far, "copain.chance": 0.31,
-                    "copain.accuracy": 0.9 - 2 * far + (0.1 + 0.01 * seed if arm == "lora16" else 0.0),
+                    "copain.accuracy": 0.9 - 2 * far + (0.1 + 0.01 * seed if arm == "lora16_low" else 0.0),
                 })  # fmt: skip
     frame = pd.DataFrame(rows)
     found = ledger.ledger(frame, LAB, "04_lora", [claim]).iloc[0]
     assert found["ours"] == pytest.approx(11.0)  # on the straight way of full training, 10 to 12 points above
     assert found["verdict"] == "direction only"
-    frame.loc[frame["arm"] == "lora16", "drift.relative"] = 0.9
+    frame.loc[frame["arm"] == "lora16_low", "drift.relative"] = 0.9
     found = ledger.ledger(frame, LAB, "04_lora", [claim]).iloc[0]
     assert "was never at drift.relative" in found["note"]
     with pytest.raises(ClaimError, match="matched needs"):
         claims.Claim("x", "n", "P1", "p", "t", "m", {"arm": "a"}, "points", 1, {"arm": "b"}, "matched")
+
+
+def test_an_arm_measured_at_its_end_alone_is_compared_with_the_start_of_the_others():
+    frame = mixing(("none", "lora16"))
+    frame = frame[(frame["arm"] == "none") | (frame["step"] == 200)]
+    claim = next(c for c in claims.load_claims() if c.id == "p1.lora-keeps")
+    found = ledger.ledger(frame, LAB, "04_lora", [claim]).iloc[0]
+    end = frame[(frame["arm"] == "lora16")]["copain.accuracy"].mean()
+    assert found["ours"] == pytest.approx(100 * (end - 0.9))
+    found = ledger.ledger(frame[frame["arm"] == "lora16"], LAB, "04_lora", [claim]).iloc[0]
+    assert found["verdict"] == "not testable at this scale"
