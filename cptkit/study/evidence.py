@@ -184,9 +184,13 @@ def heat_map(frame: pd.DataFrame, folder: Path | None = None, name: str = "drift
             ax.grid(visible=False)
         axes[0].set_yticks([i + 0.5 for i in range(len(labels))], [labels[i] for i in places])
         axes[0].set_ylabel("layer")
-        plain = FuncFormatter(lambda v, _: f"{v:.3g}")
-        bar = fig.colorbar(image, ax=list(axes), label="L2 distance from the start", format=plain)
-        bar.ax.yaxis.set_minor_formatter(plain)
+        decades = range(math.floor(math.log10(positive.min())), math.ceil(math.log10(positive.max())) + 1)
+        ticks = [
+            m * 10.0**d for d in decades for m in (1, 3) if positive.min() <= m * 10.0**d <= positive.max()
+        ]
+        bar = fig.colorbar(image, ax=list(axes), label="L2 distance from the start", ticks=ticks)
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.3g}"))
+        bar.ax.minorticks_off()
         return style.save(fig, means.reset_index(), folder, name)
 
 
