@@ -1,7 +1,7 @@
 """What P1 leaves open: restraint that chooses its strength, and lists replayed instead of English.
 
 Arms for the second half of notebook 03, and what is read off them. A restraint is worth something if it keeps
-more than plain training at a lower rate that learns as much (`planes.advantage`); lists, if they keep what
+more than plain training at a lower rate that learns as much (`fronts.advantage`); lists, if they keep what
 English keeps.
 """
 
@@ -15,7 +15,7 @@ import pandas as pd
 
 from cptkit.data.mixture import Constant
 from cptkit.study.experiments import TARGET, Study, at_the_end, continued, few_choices, percent
-from cptkit.study.planes import advantage
+from cptkit.study.fronts import advantage
 from cptkit.study.profiles import Profile, with_similarity
 from cptkit.study.store import Arm
 

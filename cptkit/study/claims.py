@@ -9,6 +9,7 @@ and never typed twice. One claim is one comparison of two sides, `a` minus `b` (
     statistic   value (default) | half_fall | tokens_to_match (arms cpt and scratch, each at its best rate) |
                 matched (the end of a against b where, on its way, b has the same `by`, a column such as
                 drift)
+                frontier (the end of a against the ends of b over its learning rates, at the same `by`)
     at          final (default) | a step number | published: the share of our run that the published step is
                 of the paper's, at the nearest probed step
     unit        ratio (compared as logarithms) | points (differences of fractions, in per cent) |
@@ -41,7 +42,7 @@ PAPERS = {"P1": "2506.00288", "P2": "2407.02118", "P3": "2407.18743"}
 FOLDER = Path(__file__).parent.parent / "published"
 FIRST_HAND = ("full-text", "authors-repo", "authors-dataset")
 UNITS = ("ratio", "points", "share of the run", "nats")
-STATISTICS = ("value", "half_fall", "matched", "tokens_to_match")
+STATISTICS = ("value", "frontier", "half_fall", "matched", "tokens_to_match")
 
 
 class ClaimError(ValueError):
@@ -86,10 +87,10 @@ class Claim:
             raise ClaimError(f"claim {self.id!r}: direction is 1, -1, or 0 with a region (and only then)")
         if (self.statistic == "half_fall") != (self.bound is not None):
             raise ClaimError(f"claim {self.id!r}: half_fall needs a bound, and nothing else has one")
-        if self.statistic in ("value", "matched") and not self.b:
+        if self.statistic in ("value", "frontier", "matched") and not self.b:
             raise ClaimError(f"claim {self.id!r}: a value is compared with a side b")
-        if (self.statistic == "matched") != (self.by is not None):
-            raise ClaimError(f"claim {self.id!r}: matched needs `by`, and nothing else has one")
+        if (self.statistic in ("frontier", "matched")) != (self.by is not None):
+            raise ClaimError(f"claim {self.id!r}: matched and frontier need `by`, and nothing else has one")
         if self.at == "published" and "step" not in self.published.get("a", {}):
             raise ClaimError(f"claim {self.id!r}: at = published needs the step of the published row")
         if not (self.at in ("final", "published") or (type(self.at) is int and self.at >= 0)):

@@ -23,6 +23,7 @@ import pandas as pd
 
 from . import stats
 from .claims import FIRST_HAND, Claim, load_claims, published, published_value
+from .fronts import advantage
 
 if TYPE_CHECKING:
     from pandas.io.formats.style import Styler
@@ -169,6 +170,17 @@ def _matched(claim: Claim, frame: pd.DataFrame) -> tuple[dict[int, float], dict[
     return a, b
 
 
+def _above_frontier(claim: Claim, frame: pd.DataFrame) -> dict[int, float]:
+    """Seed to the advantage of a over b, b at the learning rate that gives a's `by`."""
+    sides = [_select(frame, side, claim.metric) for side in (claim.a, claim.b)]
+    if len(sides[0][["seed", "run"]].drop_duplicates()) != sides[0]["seed"].nunique():
+        raise LedgerError(f"claim {claim.id!r}: several runs of one seed in side a")
+    found = advantage(*sides, claim.by, claim.metric)
+    if (outside := found[found["advantage"].isna()]["seed"]).size:
+        raise _Untestable(f"no rate of side b has the {claim.by} of a (seed {', '.join(map(str, outside))})")
+    return dict(zip(found["seed"], found["advantage"], strict=True))
+
+
 def _measure(
     claim: Claim, frame: pd.DataFrame, share: float | None, notes: list[str]
 ) -> tuple[stats.Interval, int | None]:
@@ -178,6 +190,8 @@ def _measure(
         b = _tokens_to_match(claim, claim.b, frame) if claim.b else dict.fromkeys(a, 1.0)
         seeds = _common(a, b, notes)
         return stats.paired({s: a[s] for s in seeds}, {s: b[s] for s in seeds}, log=True), None
+    if claim.statistic == "frontier":
+        return stats.interval(list(_above_frontier(claim, frame).values())), None
     if claim.statistic == "half_fall":
         shares = {}
         for seed, curve in _curves(frame, claim.a, claim.metric).items():
@@ -221,8 +235,8 @@ def judge(claim: Claim, frame: pd.DataFrame, scale: Scale | Profile, table: pd.D
     notes = [] if scale.measurement else ["not a measurement"]
     ours, step = stats.Interval(math.nan, math.nan, math.nan, 0), None
     try:
-        if claim.statistic != "tokens_to_match" and "lr_peak" in frame and len(frame):
-            frame = stats.headline(frame)
+        if claim.statistic not in ("tokens_to_match", "frontier") and "lr_peak" in frame and len(frame):
+            frame = stats.headline(frame, keep_ties=True)  # an ambiguous side is refused where it is read
         ours, step = _measure(claim, frame, share, notes)
     except (_Untestable, stats.StatsError) as error:
         notes.append(str(error))

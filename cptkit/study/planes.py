@@ -10,12 +10,11 @@ Points are means over seeds with t intervals; an arm with one seed has none. Num
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,6 +22,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from . import stats, style
 from .curves import draw, legend, order, percent_axis, plain_log_axis, summary
+from .fronts import pareto
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _points(ends: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
     arms = table["arm"] != "base"  # the start is not an arm one can choose
     table["front"] = False
     signs = [AXES[m].better or 1 for m in (x, y)]
-    table.loc[arms, "front"] = stats.pareto(signs[0] * table.loc[arms, "x"], signs[1] * table.loc[arms, "y"])
+    table.loc[arms, "front"] = pareto(signs[0] * table.loc[arms, "x"], signs[1] * table.loc[arms, "y"])
     return table
 
 
@@ -280,28 +280,3 @@ def groups(
         fig.suptitle(title, x=0.01, ha="left", fontsize=12)
         legend(fig)
         return style.save(fig, pd.concat(data, ignore_index=True), folder, name)
-
-
-def advantage(
-    frame: pd.DataFrame, controls: pd.DataFrame, by: str, metric: str, labels: Mapping[str, Any] | None = None
-) -> pd.DataFrame:
-    """How much better in `metric` each run of `frame` ends than plain training does at the same `by`.
-
-    Plain training is the curve through the ends of `controls` over their learning rates, interpolated
-    linearly in log(`by`), seed by seed where a seed has at least two rates, else on the mean over seeds. NaN
-    outside its range. One row per run.
-    """
-    ends, curve = stats.ends(frame), stats.ends(controls)
-    ends, curve = ends[ends["arm"] != "base"], curve[curve["arm"] != "base"]
-    rows = []
-    for _, run in ends.iterrows():
-        at = math.nan
-        for seeds in (curve[curve["seed"] == run["seed"]], curve):
-            line = seeds.groupby("lr_peak")[[by, metric]].mean().sort_values(by)
-            if len(line) and math.isnan(at):
-                at = np.interp(
-                    math.log(run[by]), np.log(line[by]), line[metric], left=math.nan, right=math.nan
-                )
-        found = {"arm": run["arm"], "seed": run["seed"], by: run[by], metric: run[metric]}
-        rows.append(found | {"plain": float(at), "advantage": run[metric] - float(at)} | dict(labels or {}))
-    return pd.DataFrame(rows)

@@ -244,14 +244,6 @@ def half_change(steps: Sequence[float], values: Sequence[float], least: float = 
     return half_fall(steps, away.max() - away, least)
 
 
-def pareto(x: ArrayLike, y: ArrayLike) -> np.ndarray:
-    """Which points no other beats (as high in both, higher in one); more is better. Boolean, [n]."""
-    x, y = _values(x), _values(y)
-    as_good = (x[:, None] >= x) & (y[:, None] >= y)
-    better = (x[:, None] > x) | (y[:, None] > y)
-    return ~(as_good & better).any(axis=0)
-
-
 def tokens_ratio(
     tokens_a: ArrayLike, loss_a: ArrayLike, tokens_b: ArrayLike, loss_b: ArrayLike
 ) -> tuple[float, float, float]:
@@ -310,14 +302,15 @@ def ends(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([start(rows), rows[rows["step"] > 0].groupby("run").tail(1)])
 
 
-def headline(frame: pd.DataFrame) -> pd.DataFrame:
+def headline(frame: pd.DataFrame, *, keep_ties: bool = False) -> pd.DataFrame:
     """The rows of each arm at its learning rate (`lr_peak`) with the most runs: the arms without their sweep.
 
-    Raises StatsError when two rates of an arm have as many: then the caller has to choose.
+    Raises StatsError when two rates of an arm have as many: then the caller has to choose. With `keep_ties`
+    such an arm keeps those rates, for a caller who will not read it or will notice.
     """
     runs = frame.groupby(["arm", "lr_peak"])["run"].nunique().reset_index()
     most = runs[runs["run"] == runs.groupby("arm")["run"].transform("max")]
-    if len(tied := most[most.duplicated("arm", keep=False)]):
+    if not keep_ties and len(tied := most[most.duplicated("arm", keep=False)]):
         arm = tied["arm"].iloc[0]
         rates = ", ".join(f"{r:g}" for r in tied[tied["arm"] == arm]["lr_peak"])
         raise StatsError(f"rates {rates} of {arm} have as many runs: choose one by lr_peak")

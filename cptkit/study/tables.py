@@ -123,7 +123,7 @@ def lora_table(
 def advantages(
     parts: Sequence[pd.DataFrame], folder: Path | None = None, name: str = "advantages"
 ) -> pd.DataFrame:
-    """Means over seeds of `planes.advantage`, in points, with t intervals; one row per arm (and language).
+    """Means over seeds of `fronts.advantage`, in points, with t intervals; one row per arm (and language).
 
     `outside` counts runs whose place on the axis plain training never came to: they have no advantage to
     state.

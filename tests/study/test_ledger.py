@@ -374,7 +374,7 @@ def test_matched_compares_the_end_of_one_with_the_way_of_the_other():
     frame.loc[frame["arm"] == "lora16_low", "drift.relative"] = 0.9
     found = ledger.ledger(frame, LAB, "04_lora", [claim]).iloc[0]
     assert "was never at drift.relative" in found["note"]
-    with pytest.raises(ClaimError, match="matched needs"):
+    with pytest.raises(ClaimError, match="matched and frontier need"):
         claims.Claim("x", "n", "P1", "p", "t", "m", {"arm": "a"}, "points", 1, {"arm": "b"}, "matched")
 
 
@@ -387,3 +387,23 @@ def test_an_arm_measured_at_its_end_alone_is_compared_with_the_start_of_the_othe
     assert found["ours"] == pytest.approx(100 * (end - 0.9))
     found = ledger.ledger(frame[frame["arm"] == "lora16"], LAB, "04_lora", [claim]).iloc[0]
     assert found["verdict"] == "not testable at this scale"
+
+
+def test_frontier_compares_with_the_rate_that_learns_as_much():
+    claim = next(c for c in claims.load_claims() if c.id == "own.trust-region")
+
+    def run(arm, seed, rate, perplexity, copain):
+        return {"profile": "lab", "arm": arm, "seed": seed, "run": f"{arm}{seed}{rate}", "lr_peak": rate,
+                "step": 200, "kind": "probe", "ppl.target.perplexity": perplexity,
+                "copain.accuracy": copain}  # fmt: skip
+
+    rows = [
+        run("sweep", s, rate, p, c) for s in (0, 1, 2) for rate, p, c in ((1e-3, 16, 0.8), (3e-3, 4, 0.2))
+    ]
+    rows += [run("trust_region", s, 3e-3, 8.0, 0.7 + 0.01 * s) for s in (0, 1, 2)]
+    found = ledger.ledger(pd.DataFrame(rows), LAB, "03_averaging", [claim]).iloc[0]
+    assert found["ours"] == pytest.approx(21.0)  # 50 % half way in the logarithm
+    assert found["verdict"] == "direction only"
+    rows[-1]["ppl.target.perplexity"] = 2.0
+    found = ledger.ledger(pd.DataFrame(rows), LAB, "03_averaging", [claim]).iloc[0]
+    assert "no rate of side b" in found["note"]

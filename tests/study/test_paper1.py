@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from cptkit.data.mixture import Switch
-from cptkit.study import beyond, checks, evidence, experiments, paper1, planes, profiles, store, tables
+from cptkit.study import beyond, checks, evidence, experiments, fronts, paper1, profiles, store, tables
 from cptkit.study.checks import CheckError
 from cptkit.study.profiles import load_profile, packaged
 from cptkit.study.store import Arm
@@ -240,7 +240,7 @@ def test_advantage_is_the_distance_from_the_curve_of_plain_training():
 
     controls = pd.DataFrame([run("none", 1.0, 4.0, 0.2), run("none", 0.1, 16.0, 0.8)])
     on, above, beyond = run("a", 1.0, 8.0, 0.5), run("b", 1.0, 8.0, 0.7, seed=7), run("c", 1.0, 2.0, 0.9)
-    found = planes.advantage(pd.DataFrame([on, above, beyond]), controls, "ppl", "copain").set_index("arm")
+    found = fronts.advantage(pd.DataFrame([on, above, beyond]), controls, "ppl", "copain").set_index("arm")
     assert found.loc["a", "advantage"] == pytest.approx(0.0)  # half way in the logarithm
     assert found.loc["b", "advantage"] == pytest.approx(0.2)
     assert pd.isna(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cptkit.study import evidence, planes, stats, tables
+from cptkit.study import evidence, fronts, planes, stats, tables
 from tests.study.test_figures import mixing
 
 numbers = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12)
@@ -20,7 +20,7 @@ def test_the_front_is_what_no_other_point_beats(points):
     expected = [
         not any(a >= x[i] and b >= y[i] and (a, b) != (x[i], y[i]) for a, b in points) for i in range(len(x))
     ]
-    assert stats.pareto(x, y).tolist() == expected
+    assert fronts.pareto(x, y).tolist() == expected
 
 
 def test_half_change_up_or_down():
