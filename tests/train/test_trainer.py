@@ -235,6 +235,18 @@ def test_resume_inside_a_changing_mixture(tmp_path, cache):
     assert json.loads((again / "audit.json").read_text())["sources"]["source"]["tokens"] == 12 * 64
 
 
+def test_weight_decay_after_resume_is_the_one_before(tmp_path, cache):
+    """B51: a setting of the optimiser that comes back as a default changes what is left of the run."""
+    strong = tiny_run(optimiser=OptimiserSpec(weight_decay=5.0))
+    whole = train(strong, runs=tmp_path / "a", cache=cache, progress=False)
+    with pytest.raises(Stop):
+        train(
+            strong, runs=tmp_path / "b", cache=cache, progress=False, checkpoint_steps=1, on_step=stopped_at(6)
+        )  # fmt: skip
+    assert same(train(strong, runs=tmp_path / "b", cache=cache, progress=False), whole)
+    assert not same(train(tiny_run(), runs=tmp_path / "c", cache=cache, progress=False), whole)
+
+
 def test_resume_inside_the_decay_of_wsd(tmp_path, cache):
     """B49: saved in the stable phase and in the decay, the rate is the closed form's."""
     spec = tiny_run(schedule=Schedule("wsd", peak=1e-2, warmup=2, floor=0.0, decay=0.5))
