@@ -239,11 +239,10 @@ def test_weight_decay_after_resume_is_the_one_before(tmp_path, cache):
     """B51: a setting of the optimiser that comes back as a default changes what is left of the run."""
     strong = tiny_run(optimiser=OptimiserSpec(weight_decay=5.0))
     whole = train(strong, runs=tmp_path / "a", cache=cache, progress=False)
+    options = {"runs": tmp_path / "b", "cache": cache, "progress": False}
     with pytest.raises(Stop):
-        train(
-            strong, runs=tmp_path / "b", cache=cache, progress=False, checkpoint_steps=1, on_step=stopped_at(6)
-        )  # fmt: skip
-    assert same(train(strong, runs=tmp_path / "b", cache=cache, progress=False), whole)
+        train(strong, checkpoint_steps=1, on_step=stopped_at(6), **options)
+    assert same(train(strong, **options), whole)
     assert not same(train(tiny_run(), runs=tmp_path / "c", cache=cache, progress=False), whole)
 
 
