@@ -82,7 +82,7 @@ def test_another_model_is_refused():
         drift(tiny.llama(65), start)
     with pytest.raises(EvalError, match="another model: it has no"):
         drift(tiny.llama(64, layers=3), start)
-    with pytest.raises(EvalError, match="another model: .* names are gone"):
+    with pytest.raises(EvalError, match=r"another model: .* names are gone"):
         drift(tiny.llama(64, layers=1), start)
 
 
