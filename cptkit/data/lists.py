@@ -6,8 +6,7 @@ lists; but no rule here is one of Copain's seven, or can be put together from or
 are made of. Rules copy, move, drop, repeat, count and look up; many answer with a whole list.
 
 `agreement` and `shown` are the check of that: the share of Copain's items that a rule here would answer
-alike, and the items of Copain that stand, list and answer, in a text. Generated text never holds one
-(`avoid`).
+alike, and the items of Copain that stand, list and answer, in a text (none, with `keep_out`).
 
 Cost: about 3 MB of text a second on one core.
 """
@@ -62,8 +61,6 @@ RULES: dict[str, Rule] = {
     "position_of_repeated": lambda e, d: [str(1 + next(i for i, x in enumerate(e) if e.count(x) == 2))],
 }
 """Families of rules, none of which compares or orders elements, or asks for their parity."""
-FEW = ("element_at", "reverse", "repeated")
-"""The three families that a prototype tried, for comparison."""
 REPEATING = ("repeated", "unrepeated", "position_of_repeated")
 
 FORMATS = {  # between elements, before the answer, after a line
@@ -157,8 +154,7 @@ class Lists:
 
 
 def agreement(items: Sequence[tuple[Sequence[str], str]]) -> dict[str, float]:
-    """Per family, the largest share of `items` (elements, answer) that it answers alike, over what it may
-    fix.
+    """Per family, the largest share of `items` (elements, answer) that it answers alike, whatever it fixes.
 
     1 would be the same rule. A third or a quarter is what picking any one place of the list gives.
     """
@@ -180,10 +176,16 @@ def agreement(items: Sequence[tuple[Sequence[str], str]]) -> dict[str, float]:
 
 def shown(text: str, items: Sequence[tuple[Sequence[str], str]], format: str = "lab") -> int:
     """How many of `items` stand in `text`, list and answer, in any of the format's separators."""
+    found = read_lines(text, format)
+    return sum((tuple(elements), answer) in found for elements, answer in items)
+
+
+def read_lines(text: str, format: str = "lab") -> set[tuple[tuple[str, ...], str]]:
+    """Every (elements, answer) that stands in `text`, in any of the format's separators."""
     lines: set[tuple[tuple[str, ...], str]] = set()
     for between, before, after in FORMATS[format]:
         for line in text.split(after.strip(" ") or after):
             elements, mark, answer = line.strip().partition(before)
             if mark:
                 lines.add((tuple(elements.split(between)), answer.strip()))
-    return sum((tuple(elements), answer) in lines for elements, answer in items)
+    return lines

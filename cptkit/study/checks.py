@@ -1,11 +1,11 @@
-"""What the notebooks prove about their own runs: which are the same, what adapters lose, what lists give
-away.
+"""What the notebooks prove about their own runs: which are one, what adapters lose, what lists give away.
 
-Cost: `adapters` loads three models per kind of adapter; `leakage` reads a tenth of a megabyte of lists.
+Cost: `adapters` loads two models per kind of adapter; `leakage` reads a megabyte of lists.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +23,7 @@ from cptkit.study.store import Arm
 from cptkit.train import lora, models
 from cptkit.train.spec import ModelSpec
 
+READ_MEGABYTES = 1.0  # of the lists that are searched for Copain's items
 READ = 16  # held-out documents that logits are compared on
 TOLERANCE = 1e-3  # of a logit: fp32 rounding in another order of additions
 
@@ -61,10 +62,7 @@ def largest_differences(
         for m in metrics
         if m in one
     ]
-    table = pd.DataFrame(found)
-    if folder is not None:
-        style.save_numbers(table, Path(folder) / f"{name}.csv")
-    return table
+    return style.keep_table(pd.DataFrame(found), folder, name)
 
 
 def leakage(study: Study, folder: Path | None = None, name: str = "leakage") -> pd.DataFrame | str:
@@ -79,14 +77,9 @@ def leakage(study: Study, folder: Path | None = None, name: str = "leakage") -> 
         return "This profile replays no lists."
     made = lists.Lists(**spec.params)
     families = set(made.families or lists.RULES)
-    read = corpora.read_documents(spec, study.cache)
-    text, size = [], 0
-    for document in read:
-        text.append(document.text)
-        size += len(document.text)
-        if size > 1e6:
-            break
-    rows = []
+    some = dataclasses.replace(spec, megabytes=min(READ_MEGABYTES, spec.megabytes or READ_MEGABYTES))
+    read = [lists.read_lines(d.text, made.format) for d in corpora.read_documents(some, study.cache)]
+    shown, rows = set().union(*read), []
     for task in TASKS:
         asked = generate(probe.seed, probe.per_task, low=probe.low, high=probe.high, tasks=[task])
         items = [(item.elements, item.target) for item in asked]
@@ -95,14 +88,12 @@ def leakage(study: Study, folder: Path | None = None, name: str = "leakage") -> 
         rows.append({
             "task": task, "nearest family": nearest, "agrees": agree[nearest],
             "one place": float(np.mean([item.chance for item in asked])),
-            "items shown": sum(lists.shown(t, items, made.format) for t in text),
+            "items shown": sum(item in shown for item in items),
         })  # fmt: skip
     table = pd.DataFrame(rows)
     if (table["agrees"] > 0.9).any() or table["items shown"].any():
         raise CheckError(f"the lists give Copain away:\n{table}")
-    if folder is not None:
-        style.save_numbers(table, Path(folder) / f"{name}.csv")
-    return table
+    return style.keep_table(table, folder, name)
 
 
 @torch.no_grad()
@@ -136,10 +127,7 @@ def adapters(
             "weights trained": trained / sum(before), "logits moved": float(moved),
             "difference after merging": float(lost),
         })  # fmt: skip
-    table = pd.DataFrame(rows)
-    if folder is not None:
-        style.save_numbers(table, Path(folder) / f"{name}.csv")
-    return table
+    return style.keep_table(pd.DataFrame(rows), folder, name)
 
 
 def _logits(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:

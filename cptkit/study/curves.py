@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
@@ -111,14 +112,19 @@ def step_axis(ax: Axes, last: int) -> None:
     ax.set_xlim(-0.2, last * 1.4)
 
 
+def log_ticks(low: float, high: float, multiples: Sequence[int]) -> list[float]:
+    """These multiples of the powers of ten, from `low` to `high`."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [m * 10.0**d for d in decades for m in multiples if low <= m * 10.0**d <= high]
+
+
 def plain_log_axis(ax: Axes) -> None:
     """A logarithmic y axis with numbers that people read (2, 5, 10, 20), not powers."""
     ax.set_yscale("log")
     low, high = ax.get_ylim()
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks: list[float] = []
     for choice in ((1,), (1, 3), (1, 2, 5)):
-        ticks = [m * 10.0**d for d in decades for m in choice if low <= m * 10.0**d <= high]
+        ticks = log_ticks(low, high, choice)
         if len(ticks) >= 3:
             break
     else:  # less than about one decade: even steps are easier to read
@@ -129,8 +135,8 @@ def plain_log_axis(ax: Axes) -> None:
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1000 else f"{v:.6g}"))
 
 
-def percent_axis(ax: Axes) -> None:
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.6g} %"))
+def percent_axis(axis: Axis) -> None:
+    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.6g} %"))
 
 
 def _marks(ax: Axes, published: pd.DataFrame, last: int) -> pd.DataFrame:
@@ -204,7 +210,7 @@ def panel(
     if logy:
         plain_log_axis(ax)
     if percent:
-        percent_axis(ax)
+        percent_axis(ax.yaxis)
     ax.set(title=title, xlabel="step", ylabel=ylabel)
     return pd.concat([d for d in drawn if len(d)], ignore_index=True).assign(panel=title)
 

@@ -22,12 +22,13 @@ from matplotlib.ticker import FuncFormatter
 
 from cptkit.eval.drift import snapshot
 from cptkit.study import stats, style
-from cptkit.study.curves import draw, legend, order, panel, plain_log_axis, step_axis, summary
+from cptkit.study.curves import draw, legend, log_ticks, order, panel, plain_log_axis, step_axis, summary
 from cptkit.study.experiments import Study
 from cptkit.study.planes import AXES
 from cptkit.study.store import Arm
 from cptkit.train import models
 from cptkit.train.config import to_dict
+from cptkit.train.folder import write
 from cptkit.train.probes import Probes
 from cptkit.train.spec import ModelSpec
 
@@ -46,19 +47,18 @@ LEAST = 0.05  # a change below this (a share, or of a logarithm) has no time
 def event_table(frame: pd.DataFrame, by: Sequence[str] = ("arm", "warmup")) -> pd.DataFrame:
     """One row per run and metric: the first probed step at which half of its change has happened.
 
-    The change is from the start to the value furthest from it. `step` is NaN where it is below `LEAST`;
-    `tokens` is the share of the learning rate's sum spent by then (`spent`), the clock that a warm-up
-    stretches.
+    The change is from the start to the value furthest from it; `step` is NaN where it is below `LEAST`.
+    `spent` is the share of the sum of all learning rates used by then: the clock that a warm-up stretches.
     """
     rows = []
     for run, part in stats.probes(frame).groupby("run", sort=False):
+        rates = frame[(frame["run"] == run) & (frame["kind"] == "train")].set_index("step")["lr"]
         for metric, (name, log) in EVENTS.items():
             if metric not in part:
                 continue
             seen = part.dropna(subset=[metric])
             values = seen[metric].map(math.log) if log else seen[metric]
             step = stats.half_change(seen["step"].to_numpy(), values.to_numpy(), LEAST)
-            rates = frame[(frame["run"] == run) & (frame["kind"] == "train")].set_index("step")["lr"]
             spent = rates[rates.index <= step].sum() / rates.sum() if len(rates) else math.nan
             place = {key: part[key].iloc[0] for key in by if key in part}
             rows.append(
@@ -99,9 +99,7 @@ def event_summary(
     found = table.groupby(["warmup", "arm", "event"], sort=False)[["step", "spent"]].median()
     found["seeds"] = table.dropna(subset=["step"]).groupby(["warmup", "arm", "event"])["seed"].nunique()
     found = found.sort_values(["warmup", "arm", "step"], ascending=[False, True, True]).reset_index()
-    if folder is not None:
-        style.save_numbers(found, Path(folder) / f"{name}.csv")
-    return found
+    return style.keep_table(found, folder, name)
 
 
 def over_steps(
@@ -119,8 +117,9 @@ def over_steps(
         for ax, metric in zip(fig.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True):
             how = AXES[metric]
             seen = rows[rows["step"] > 0] if metric.startswith("drift") else rows
-            title = how.label[0].upper() + how.label[1:]
-            data.append(panel(ax, seen, metric, title=title, ylabel="", logy=how.log, percent=how.percent))
+            data.append(
+                panel(ax, seen, metric, title=how.title, ylabel="", logy=how.log, percent=how.percent)
+            )
             for arm, step in (switches or {}).items():
                 if arm in set(rows["arm"]):
                     ax.axvline(step, color=style.arm_style(arm).colour, lw=1.1, ls=":", zorder=1)
@@ -184,10 +183,7 @@ def heat_map(frame: pd.DataFrame, folder: Path | None = None, name: str = "drift
             ax.grid(visible=False)
         axes[0].set_yticks([i + 0.5 for i in range(len(labels))], [labels[i] for i in places])
         axes[0].set_ylabel("layer")
-        decades = range(math.floor(math.log10(positive.min())), math.ceil(math.log10(positive.max())) + 1)
-        ticks = [
-            m * 10.0**d for d in decades for m in (1, 3) if positive.min() <= m * 10.0**d <= positive.max()
-        ]
+        ticks = log_ticks(positive.min(), positive.max(), (1, 3))
         bar = fig.colorbar(image, ax=list(axes), label="L2 distance from the start", ticks=ticks)
         bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.3g}"))
         bar.ax.minorticks_off()
@@ -217,7 +213,7 @@ def merging(study: Study, arm: Arm, points: Sequence[float]) -> pd.DataFrame:
                     weight.copy_(torch.lerp(start[name], end[name], share))
             rows.append({"merged": share} | probes.measure(model))
         found = {"key": key, "rows": rows}
-        kept.write_text(json.dumps(found))
+        write(kept, json.dumps(found))
     labels = {
         "profile": study.profile.name,
         "experiment": "merging",

@@ -167,6 +167,7 @@ def continued(
 
 
 def at_the_end(profile: Profile) -> dict[str, Any]:
+    """Probes at the last step alone: what an arm of a grid needs."""
     return {"probes": dataclasses.replace(profile.run.probes, steps=())}
 
 
@@ -176,12 +177,10 @@ def few_choices(profile: Profile) -> dict[str, Any]:
     return {"probes": dataclasses.replace(probes, choices_steps=probes.choices_steps or (0,))}
 
 
-def in_notebook_01(profile: Profile, arm: str, rate: float, seed: int) -> bool:
-    """Whether English mixing trains this run: then it is asked for with the probes it has there."""
-    plan, first = profile.english_mixing, profile.seeds[0]
-    return rate == profile.run.schedule.peak or (
-        rate in plan.rates and arm in plan.rate_arms and seed == first
-    )
+def shared(spec: RunSpec, pool: Iterable[Arm]) -> RunSpec:
+    """The run in `pool` that is `spec` but for its probes, so that it is not trained twice; else `spec`."""
+    same = (arm.spec for arm in pool if dataclasses.replace(arm.spec, probes=spec.probes) == spec)
+    return next(same, spec)
 
 
 def percent(value: float) -> str:
@@ -233,8 +232,8 @@ def transfer(study: Study) -> pd.DataFrame:
     sweep = study.run(arm(name, language, rate, first) for name, language in pairs for rate in plan.rates)
     repeats = []
     for name, language in pairs:
-        rows = stats.probes(sweep[(sweep["arm"] == name) & (sweep["language"] == language)])
-        rate = float(stats.best_rate(rows, f"ppl.{TARGET}.nats_per_token")["lr_peak"].iloc[0])
+        rows = sweep[(sweep["arm"] == name) & (sweep["language"] == language)]
+        rate = stats.best_peak(rows, f"ppl.{TARGET}.nats_per_token")
         repeats += [arm(name, language, rate, seed) for seed in others]
     return pd.concat([sweep, study.run(repeats)], ignore_index=True) if repeats else sweep
 

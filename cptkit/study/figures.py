@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from . import stats, style
-from .curves import curves, draw, legend, order, panel, percent_axis, published_points, summary
+from .curves import curves, draw, legend, log_ticks, order, panel, percent_axis, published_points, summary
 from .tables import english_mixing_table
 
 __all__ = [
@@ -237,7 +237,7 @@ def _saving(best: Mapping[str, pd.DataFrame], metric: str) -> str:
 def _token_ticks(ax: Axes) -> None:
     """At most four ticks, each a factor of two or more apart, written 300k, 2M."""
     low, high = ax.get_xlim()
-    ticks = [m * 10.0**d for d in range(1, 13) for m in (1, 2, 5) if low <= m * 10.0**d <= high]
+    ticks = log_ticks(low, high, (1, 2, 5))
     ax.set_xticks(ticks[:: math.ceil(len(ticks) / 4) or 1])
     ax.set_xticks([], minor=True)
     ax.xaxis.set_major_formatter(FuncFormatter(_tokens))
@@ -272,7 +272,7 @@ def _bars(
     ax.set_xlim(-0.6, len(ticks) - 0.4)
     ax.set_xticks(range(len(ticks)), [label(t) for t in ticks])
     ax.set_ylim(0, 1.02)
-    percent_axis(ax)
+    percent_axis(ax.yaxis)
     ax.grid(axis="x", visible=False)
 
 

@@ -34,8 +34,8 @@ def advantage(
     """How much better in `metric` each run of `frame` ends than plain training does at the same `by`.
 
     Plain training is the curve through the ends of `controls` over their learning rates, interpolated
-    linearly in log(`by`), seed by seed where a seed has at least two rates, else on the mean over seeds. NaN
-    outside its range. One row per run.
+    linearly in log(`by`): of the run's own seed where that curve reaches so far, else of the mean over seeds.
+    NaN outside both. One row per run.
     """
     ends, curve = stats.ends(frame), stats.ends(controls)
     ends, curve = ends[ends["arm"] != "base"], curve[curve["arm"] != "base"]

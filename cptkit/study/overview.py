@@ -131,10 +131,7 @@ def transfer_table(transfer: pd.DataFrame, folder: Path | None = None) -> pd.Dat
             }
             row |= {"best rate": chosen["lr_peak"].iloc[0]}
             rows.append(row | {"tokens saved by CPT": saved if arm == "cpt" else float("nan")})
-    table = pd.DataFrame(rows)
-    if folder is not None:
-        style.save_numbers(table, folder / "transfer_rates.csv")
-    return table
+    return style.keep_table(pd.DataFrame(rows), folder, "transfer_rates")
 
 
 def together(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:

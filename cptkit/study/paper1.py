@@ -22,9 +22,10 @@ from cptkit.study.experiments import (
     Study,
     at_the_end,
     continued,
+    english_mixing,
     few_choices,
-    in_notebook_01,
     percent,
+    shared,
 )
 from cptkit.study.plans import Condition
 from cptkit.study.profiles import Profile, under
@@ -112,28 +113,21 @@ def switches(arms: Iterable[Arm]) -> dict[str, int]:
 def conditions(study: Study) -> list[Arm]:
     """Without source text, early and throughout, under other conditions (label `condition`), first seed."""
     plan, model, seed = study.profile.curriculum, study.base(), study.profile.seeds[0]
-    arms = []
-    for name, condition in ({"as it is": Condition()} | plan.conditions if plan.conditions else {}).items():
+    if not plan.conditions:
+        return []
+    known, arms = [*english_mixing(study), *curriculum(study)], []
+    for name, condition in ({"as it is": Condition()} | plan.conditions).items():
         profile = under(study.profile, condition)
-        switch = max(1, round(plan.budget * profile.run.steps))
-        own, ends = name == "as it is", at_the_end(profile)
-        usual = condition.steps is None and condition.similarity is None
-
-        def plainly(arm: str, share: float, profile: Profile = profile, usual: bool = usual) -> RunSpec:
-            rate = profile.run.schedule
-            known = dataclasses.replace(study.profile.run.schedule, peak=rate.peak) == rate
-            shared = usual and known and in_notebook_01(study.profile, arm, rate.peak, seed)
-            probes = {} if shared else at_the_end(profile)
-            return continued(profile, model, share, seed=seed, **probes)
-
-        early, throughout = f"early{percent(plan.budget)}", f"mix{percent(plan.share)}"
-        probes = few_choices(profile) if own else ends
-        for arm, spec in {
-            "none": plainly("none", 0.0),
-            early: phased(profile, model, plan.share, 0.0, switch, seed=seed, **probes),
-            throughout: plainly(throughout, plan.share),
-        }.items():
-            arms.append(Arm("conditions", arm, seed, spec, {"condition": name}))
+        switch, ends = max(1, round(plan.budget * profile.run.steps)), at_the_end(profile)
+        specs = {
+            "none": continued(profile, model, 0.0, seed=seed, **ends),
+            f"early{percent(plan.budget)}": phased(
+                profile, model, plan.share, 0.0, switch, seed=seed, **ends
+            ),
+            f"mix{percent(plan.share)}": continued(profile, model, plan.share, seed=seed, **ends),
+        }
+        for arm, spec in specs.items():
+            arms.append(Arm("conditions", arm, seed, shared(spec, known), {"condition": name}))
     return arms
 
 
@@ -155,15 +149,15 @@ def averaging(study: Study) -> list[Arm]:
         add("none", seed)
         add(f"mix{percent(english)}", seed, english)
     for alpha in plan.alphas:
-        name, low = f"ema{percent(alpha)}".replace(".", ""), _times(rate, 1 - alpha)
+        short, low = percent(alpha).replace(".", ""), _times(rate, 1 - alpha)
         for every in plan.every:
             headline = alpha == plan.alphas[0] and every in plan.every[:2]
             for seed in profile.seeds if headline else (first,):
                 # With every = 1 it is the run of the control below, so it has its probes.
                 ends = few_choices(profile) if headline or every == 1 else at_the_end(profile)
-                add(f"{name}_{every}", seed, averaging=Feedback(alpha, every), **ends)
+                add(f"ema{short}_{every}", seed, averaging=Feedback(alpha, every), **ends)
         for seed in profile.seeds if alpha == plan.alphas[0] else (first,):
-            add(f"low{percent(alpha)}".replace(".", ""), seed, schedule=low, **few_choices(profile))
+            add(f"low{short}", seed, schedule=low, **few_choices(profile))
         if alpha == plan.alphas[0]:
             add(f"mix{percent(english)}_low", first, english, schedule=low, **at_the_end(profile))
     if plan.shadow is not None:
@@ -189,7 +183,7 @@ def equivalence(study: Study) -> list[Arm]:
 def rate_sweep(study: Study) -> list[Arm]:
     """Plain training over learning rates, with and without source text; `control_rates` with all seeds."""
     profile, plan, model = study.profile, study.profile.averaging, study.base()
-    first, ends = profile.seeds[0], at_the_end(profile)
+    first, ends, known = profile.seeds[0], at_the_end(profile), english_mixing(study)
     arms = []
     for share in (0.0, profile.curriculum.share):
         name = f"mix{percent(share)}" if share else "none"
@@ -197,9 +191,8 @@ def rate_sweep(study: Study) -> list[Arm]:
             schedule = dataclasses.replace(profile.run.schedule, peak=rate)
             repeated = rate == profile.run.schedule.peak or (rate in plan.control_rates and not share)
             for seed in profile.seeds if repeated else (first,):
-                probes = {} if in_notebook_01(profile, name, rate, seed) else ends
-                spec = continued(profile, model, share, seed=seed, schedule=schedule, **probes)
-                arms.append(Arm("rates", name, seed, spec))
+                spec = continued(profile, model, share, seed=seed, schedule=schedule, **ends)
+                arms.append(Arm("rates", name, seed, shared(spec, known)))
     return arms
 
 
@@ -223,10 +216,10 @@ def lora_arms(study: Study) -> list[Arm]:
 
 
 def lora(study: Study) -> pd.DataFrame:
-    """LoRA at every rank and rate with the first seed, then the headline arms at their best rate with the
-    others.
+    """LoRA at every rank and rate with the first seed, then headline arms with the others.
 
-    Best is the lowest final target perplexity, the measure of what is learnt; full training stands beside it
+    Those are the first kind without and with embeddings at their best rate, and the first at the lowest. Best
+    is the lowest final target perplexity, the measure of what is learnt; full training stands beside it
     (`rate_sweep`). Label `rank`. Empty for a profile without ranks.
     """
     arms, others = lora_arms(study), study.profile.seeds[1:]
@@ -254,8 +247,7 @@ def gentlest(frame: pd.DataFrame) -> pd.DataFrame:
 
 def best(frame: pd.DataFrame, arm: str, metric: str = f"ppl.{TARGET}.nats_per_token") -> float:
     """The peak learning rate at which `arm` ends with the lowest `metric`."""
-    rows = stats.probes(frame[frame["arm"] == arm])
-    return float(stats.best_rate(rows, metric)["lr_peak"].iloc[0])
+    return stats.best_peak(frame[frame["arm"] == arm], metric)
 
 
 def lower_rates(sweep: pd.DataFrame, rate: float) -> pd.DataFrame:

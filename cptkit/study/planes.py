@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -21,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from . import stats, style
-from .curves import draw, legend, order, percent_axis, plain_log_axis, summary
+from .curves import draw, legend, log_ticks, order, percent_axis, plain_log_axis, summary
 from .fronts import pareto
 
 
@@ -33,6 +32,10 @@ class Axis:
     percent: bool = False
     log: bool = False
     better: int = 0
+
+    @property
+    def title(self) -> str:
+        return self.label[0].upper() + self.label[1:]
 
 
 AXES = {
@@ -124,7 +127,7 @@ def _scale(ax: Axes, x: str, y: str) -> None:
         if how.log:
             _log(ax, which)
         if how.percent:
-            axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.6g} %"))
+            percent_axis(axis)
         if how.better < 0:
             (ax.invert_xaxis if which == "x" else ax.invert_yaxis)()
 
@@ -135,9 +138,7 @@ def _log(ax: Axes, which: str) -> None:
         plain_log_axis(ax)
         return
     ax.set_xscale("log")
-    low, high = ax.get_xlim()
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [m * 10.0**d for d in decades for m in (1, 2, 3, 5) if low <= m * 10.0**d <= high]
+    ticks = log_ticks(*ax.get_xlim(), (1, 2, 3, 5))
     ax.set_xticks(ticks[:: max(1, math.ceil(len(ticks) / 7))])
     ax.set_xticks([], minor=True)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.6g}"))
@@ -187,8 +188,8 @@ def against(
             if how.log and table["mean"].min() > 0:
                 plain_log_axis(ax)
             if how.percent:
-                percent_axis(ax)
-            ax.set(title=how.label[0].upper() + how.label[1:], xlabel=xlabel)
+                percent_axis(ax.yaxis)
+            ax.set(title=how.title, xlabel=xlabel)
             data.append(table)
         fig.suptitle(title, x=0.01, ha="left", fontsize=12)
         legend(fig)
@@ -226,7 +227,7 @@ def trajectories(
             if AXES[metric].log:
                 plain_log_axis(ax)
             if AXES[metric].percent:
-                percent_axis(ax)
+                percent_axis(ax.yaxis)
             data += [
                 table.assign(panel=metric),
                 ways[["arm", "seed", "step", x, metric]].assign(panel=metric),
@@ -251,7 +252,7 @@ def groups(
     ends = stats.ends(frame)
     ends = ends[ends["arm"] != "base"]
     names = list(dict.fromkeys(ends[group]))
-    data: list[Any] = []
+    data = []
     with style.drawing():
         fig = style.new(3.6 * len(metrics) + 1.6, 0.5 * len(names) + 2.2)
         axes = fig.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
@@ -260,20 +261,13 @@ def groups(
             for arm in order(table["arm"]):
                 look, rows = style.arm_style(arm), table[table["arm"] == arm]
                 places = [names.index(v) for v in rows[group]]
-                ax.plot(
-                    rows["mean"],
-                    places,
-                    ls="none",
-                    marker=look.marker,
-                    ms=8,
-                    color=look.colour,
-                    label=look.label,
-                )
+                marks = {"ls": "none", "marker": look.marker, "ms": 8}
+                ax.plot(rows["mean"], places, color=look.colour, label=look.label, **marks)
             if AXES[metric].log:
                 _log(ax, "x")
             if AXES[metric].percent:
-                ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.6g} %"))
-            ax.set(title=AXES[metric].label[0].upper() + AXES[metric].label[1:])
+                percent_axis(ax.xaxis)
+            ax.set(title=AXES[metric].title)
             data.append(table)
         axes[0].set_yticks(range(len(names)), names)
         axes[0].set_ylim(len(names) - 0.5, -0.5)

@@ -318,6 +318,11 @@ def headline(frame: pd.DataFrame, *, keep_ties: bool = False) -> pd.DataFrame:
     return frame[places.isin(pd.MultiIndex.from_frame(most[["arm", "lr_peak"]]))]
 
 
+def best_peak(frame: pd.DataFrame, metric: str) -> float:
+    """The learning rate that `best_rate` chooses among the probes of one arm."""
+    return float(best_rate(probes(frame), metric)["lr_peak"].iloc[0])
+
+
 def best_rate(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     """The rows of one arm at the learning rate (`lr_peak`) with the lowest final `metric`, mean over seeds.
 

@@ -222,6 +222,13 @@ def save_numbers(data: pd.DataFrame, path: Path) -> None:
     os.replace(partial, path)
 
 
+def keep_table(table: pd.DataFrame, folder: Path | None, name: str) -> pd.DataFrame:
+    """The table, written to folder/name.csv where there is a folder."""
+    if folder is not None:
+        save_numbers(table, Path(folder) / f"{name}.csv")
+    return table
+
+
 def save(fig: Figure, data: pd.DataFrame, folder: Path | None, name: str) -> Figure:
     """Set fonts, write folder/name.png, .svg and .csv (the numbers drawn), return the figure.
 

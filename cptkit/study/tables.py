@@ -6,15 +6,16 @@ Departure from the paper: English perplexity and the 50 % arm, which P1 does not
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from cptkit.train.folder import write
+
 from . import stats, style
-from .claims import FIRST_HAND, PAPERS
+from .claims import FIRST_HAND, PAPERS, ClaimError, find
 from .curves import summary
 
 COLUMNS = {  # column of P1's Tables 2 to 4: our metric, the published metric, per cent?
@@ -72,9 +73,7 @@ def paper_table(
         folder = Path(folder)
         style.save_numbers(pd.DataFrame(numbers), folder / f"{name}.csv")
         caption = f"<p>Published: P1 {title}, {model}, {language}; † read second-hand. ± 95 % interval.</p>"
-        partial = folder / f"{name}.html.partial"
-        partial.write_text(f'<meta charset="utf-8">\n{table.to_html()}\n{caption}\n', encoding="utf-8")
-        os.replace(partial, folder / f"{name}.html")
+        write(folder / f"{name}.html", f'<meta charset="utf-8">\n{table.to_html()}\n{caption}\n')
     return table
 
 
@@ -142,10 +141,7 @@ def advantages(
             | {"advantage": over.mean, "low": over.low, "high": over.high, "seeds": over.n,
                "outside": len(part) - len(known)}
         )  # fmt: skip
-    table = pd.DataFrame(rows)
-    if folder is not None:
-        style.save_numbers(table, Path(folder) / f"{name}.csv")
-    return table
+    return style.keep_table(pd.DataFrame(rows), folder, name)
 
 
 def contrasts(
@@ -176,27 +172,18 @@ def contrasts(
                 "unit": "points" if percent else "ratio", "ours": shown.mean, "low": shown.low,
                 "high": shown.high, "seeds": found.n,
             })  # fmt: skip
-    table = pd.DataFrame(rows)
-    if folder is not None:
-        style.save_numbers(table, Path(folder) / f"{name}.csv")
-    return table
+    return style.keep_table(pd.DataFrame(rows), folder, name)
 
 
 def _published(
     published: pd.DataFrame, arm: str, metric: str, model: str, language: str
 ) -> dict[str, float | str]:
     table, setting = PUBLISHED[arm]
-    rows = published[
-        (published["paper"] == PAPERS["P1"])
-        & (published["table_or_figure"] == table)
-        & (published["model"] == model)
-        & (published["language"] == language)
-        & (published["setting"] == setting.format(language, language))
-        & (published["metric"] == metric)
-    ]
-    if len(rows) != 1:
+    keys = {"table_or_figure": table, "setting": setting.format(language, language), "metric": metric}
+    try:
+        row = find(published, paper=PAPERS["P1"], model=model, language=language, **keys)
+    except ClaimError:  # the paper has no such cell, or we have not seen it
         return {}
-    row = rows.iloc[0]
     return {
         "published": row["value"] / (100 if row["unit"] == "%" else 1),
         "provenance": row["provenance"],

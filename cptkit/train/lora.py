@@ -131,6 +131,6 @@ def load(start: nn.Module, folder: Path) -> PeftModel:
 def _quiet() -> Iterator[None]:
     """Without peft's warnings about what is handled here, and its own use of an old name of transformers."""
     with warnings.catch_warnings():
-        for message in (".*tie_word_embeddings.*", ".*[Ee]mbedding.*", ".*is_gradient_checkpointing.*"):
+        for message in (".*[Ee]mbedding.*", ".*is_gradient_checkpointing.*"):
             warnings.filterwarnings("ignore", message=message)
         yield
