@@ -66,9 +66,7 @@ def pretend(monkeypatch) -> Pretend:
 def root(tmp_path: Path) -> Path:
     for name in ("00_setup", "01_mixing", "02_curriculum", "11_verdicts"):
         metadata = {"cptkit": {"runs": "alone"}} if name == "11_verdicts" else {}
-        write_notebook(
-            tmp_path / "notebooks" / f"{name}.ipynb", "1", parameters=PARAMETERS, metadata=metadata
-        )
+        write_notebook(tmp_path / "notebooks" / f"{name}.ipynb", "1", parameters=PARAMETERS, **metadata)
     (tmp_path / "notebooks" / "scratch.ipynb").write_text("not part of the study")
     return tmp_path
 
