@@ -9,11 +9,13 @@ and never typed twice. One claim is one comparison of two sides, `a` minus `b` (
     statistic   value (default) | half_fall | tokens_to_match (arms cpt and scratch, each at its best rate) |
                 matched (the end of a against b where, on its way, b has the same `by`, a column such as
                 drift)
-                frontier (the end of a against the ends of b over its learning rates, at the same `by`)
+                frontier (the end of a against the ends of b over its learning rates, at the same `by`) |
+                estimate (what was fitted to many runs, e.g. gamma, under the name `metric`; `a` says which
+                runs those are)
     at          final (default) | a step number | published: the share of our run that the published step is
                 of the paper's, at the nearest probed step
     unit        ratio (compared as logarithms) | points (differences of fractions, in per cent) |
-                share of the run | nats (differences of nats a token)
+                share of the run | nats (differences of nats a token) | number
     direction   1, -1: the sign of the effect; 0: an equality, then `region` = [low, high] in `unit`
     bound       half_fall only: the statistic is compared with this instead of with a side b
     floor       a chance column: when neither side is 5 points above it, there is nothing to compare
@@ -41,8 +43,8 @@ from . import stats
 PAPERS = {"P1": "2506.00288", "P2": "2407.02118", "P3": "2407.18743"}
 FOLDER = Path(__file__).parent.parent / "published"
 FIRST_HAND = ("full-text", "authors-repo", "authors-dataset")
-UNITS = ("ratio", "points", "share of the run", "nats")
-STATISTICS = ("value", "frontier", "half_fall", "matched", "tokens_to_match")
+UNITS = ("ratio", "points", "share of the run", "nats", "number")
+STATISTICS = ("value", "frontier", "half_fall", "matched", "tokens_to_match", "estimate")
 
 
 class ClaimError(ValueError):
@@ -104,6 +106,8 @@ class Claim:
         if self.statistic == "tokens_to_match":
             name_a = f"cpt / scratch at {name(self.a)}"
             return f"({name_a}) / ({name(self.b)})" if self.b else name_a
+        if self.statistic == "estimate":
+            return self.metric
         if self.bound is not None:
             return f"{name(self.a)} below {self.bound:g}"
         if self.by is not None:
@@ -184,7 +188,8 @@ def published_value(claim: Claim, table: pd.DataFrame) -> tuple[float | None, st
     if claim.unit == "ratio":
         value = math.log(values[0]) - (math.log(values[1]) if len(values) == 2 else 0.0)
     else:
-        value = (values[0] - values[1]) / 100  # both in per cent
+        value = values[0] - (values[1] if len(values) == 2 else 0.0)
+        value = value / 100 if claim.unit == "points" else value  # printed in per cent
     share = None
     if claim.at == "published":
         whole = find(table, paper=PAPERS[claim.paper], table_or_figure="setup", metric="train_steps")

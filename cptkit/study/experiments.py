@@ -9,8 +9,9 @@ target text in the same order, seed by seed (`data/mixture.py`), so differences 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from cptkit.study import stats, store
 from cptkit.study.plans import Text
 from cptkit.study.profiles import Profile, load_profile
 from cptkit.study.store import Arm
-from cptkit.train import models
+from cptkit.train import forks, models
 from cptkit.train.schedule import Schedule
 from cptkit.train.spec import ModelSpec, ProbesSpec, RunSpec, run_id
 from cptkit.train.trainer import mixture_of, pack_sources, train
@@ -60,21 +61,30 @@ class Study:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def train(self, spec: RunSpec, label: str) -> Path:
-        return train(spec, runs=self.runs, cache=self.cache, progress=self.progress, label=label)
+    def train(self, spec: RunSpec, label: str, keep: Collection[int] = ()) -> Path:
+        return train(spec, runs=self.runs, cache=self.cache, progress=self.progress, label=label, keep=keep)
 
     def train_all(self, arms: Iterable[Arm]) -> list[tuple[Arm, Path]]:
-        """Each arm with the folder of its run, training those that are missing, in order."""
+        """Each arm with the folder of its run, training those that are missing, in order.
+
+        A run hands its beginning on to later ones that share it (`train/forks.py`): list long runs first.
+        """
         arms = list(arms)
         folders = [self.runs / run_id(arm.spec, self.cache) for arm in arms]
+        specs = {folder: arm.spec for arm, folder in zip(arms, folders, strict=True)}
         todo = {f for f in folders if not (f / "done.json").exists()}
         print(f"{len(arms)} arms, {len(set(folders))} runs, {len(todo)} to train", flush=True)
         began, done = time.monotonic(), 0
         for arm, folder in zip(arms, folders, strict=True):
             if folder not in todo:
                 continue
-            self.train(arm.spec, str(arm))
             todo.discard(folder)
+            heirs = {f: forks.shared_steps(arm.spec, specs[f]) for f in todo}
+            heirs = {f: shared for f, shared in heirs.items() if shared}
+            self.train(arm.spec, str(arm), keep=set(heirs.values()))
+            for heir, shared in heirs.items():
+                forks.hand_on(folder, shared, heir)
+            shutil.rmtree(forks.place(folder), ignore_errors=True)
             done += 1
             left = (time.monotonic() - began) / done * len(todo)
             print(f"  {folder.name} {arm}: trained; {len(todo)} left, about {left / 60:.0f} min", flush=True)

@@ -37,6 +37,7 @@ COLUMNS = [
 ]
 # fmt: on
 FLOOR_MARGIN = 0.05
+Estimates = Mapping[str, stats.Interval | str]
 
 
 class LedgerError(ValueError):
@@ -182,7 +183,7 @@ def _above_frontier(claim: Claim, frame: pd.DataFrame) -> dict[int, float]:
 
 
 def _measure(
-    claim: Claim, frame: pd.DataFrame, share: float | None, notes: list[str]
+    claim: Claim, frame: pd.DataFrame, share: float | None, notes: list[str], estimates: Estimates
 ) -> tuple[stats.Interval, int | None]:
     """Our interval on the working scale (minus the bound where there is one), and the step."""
     if claim.statistic == "tokens_to_match":
@@ -190,6 +191,11 @@ def _measure(
         b = _tokens_to_match(claim, claim.b, frame) if claim.b else dict.fromkeys(a, 1.0)
         seeds = _common(a, b, notes)
         return stats.paired({s: a[s] for s in seeds}, {s: b[s] for s in seeds}, log=True), None
+    if claim.statistic == "estimate":
+        found = estimates.get(claim.metric, "not estimated here")
+        if isinstance(found, str):
+            raise _Untestable(found)
+        return found, None
     if claim.statistic == "frontier":
         return stats.interval(list(_above_frontier(claim, frame).values())), None
     if claim.statistic == "half_fall":
@@ -227,7 +233,13 @@ def _display(claim: Claim) -> tuple[Callable[[float], float], Callable[[float], 
     return (lambda v: factor * v + shift), (lambda v: (v - shift) / factor)
 
 
-def judge(claim: Claim, frame: pd.DataFrame, scale: Scale | Profile, table: pd.DataFrame) -> dict[str, Any]:
+def judge(
+    claim: Claim,
+    frame: pd.DataFrame,
+    scale: Scale | Profile,
+    table: pd.DataFrame,
+    estimates: Estimates | None = None,
+) -> dict[str, Any]:
     """One ledger row. Raises LedgerError for a wrong claim or an ambiguous frame, never for missing runs."""
     value, provenance, share = published_value(claim, table)
     to_unit, from_unit = _display(claim)
@@ -235,9 +247,13 @@ def judge(claim: Claim, frame: pd.DataFrame, scale: Scale | Profile, table: pd.D
     notes = [] if scale.measurement else ["not a measurement"]
     ours, step = stats.Interval(math.nan, math.nan, math.nan, 0), None
     try:
-        if claim.statistic not in ("tokens_to_match", "frontier") and "lr_peak" in frame and len(frame):
+        if (
+            claim.statistic not in ("tokens_to_match", "frontier", "estimate")
+            and "lr_peak" in frame
+            and len(frame)
+        ):
             frame = stats.headline(frame, keep_ties=True)  # an ambiguous side is refused where it is read
-        ours, step = _measure(claim, frame, share, notes)
+        ours, step = _measure(claim, frame, share, notes, estimates or {})
     except (_Untestable, stats.StatsError) as error:
         notes.append(str(error))
     if ours.n == 1:
@@ -279,13 +295,18 @@ def judge(claim: Claim, frame: pd.DataFrame, scale: Scale | Profile, table: pd.D
 
 
 def ledger(
-    frame: pd.DataFrame, profile: Scale | Profile, notebook: str, claims: list[Claim] | None = None
+    frame: pd.DataFrame,
+    profile: Scale | Profile,
+    notebook: str,
+    claims: list[Claim] | None = None,
+    estimates: Estimates | None = None,
 ) -> pd.DataFrame:
     """One row per claim of `notebook`, in the order of the file; columns are `COLUMNS`.
 
     `frame` is the metrics frame of this notebook's runs. Of a sweep over learning rates, claims on values
     read the rate with the most runs (`stats.headline`), and tokens_to_match chooses by itself. Beyond that
-    a side of a claim must be one run per seed, else LedgerError.
+    a side of a claim must be one run per seed, else LedgerError. `estimates` are intervals of what was fitted
+    to many runs, on the claim's working scale, or the reason why one could not be: statistic `estimate`.
     """
     if frame.empty:
         raise LedgerError("the frame is empty: no runs to judge")
@@ -293,7 +314,8 @@ def ledger(
     if found - {profile.name}:
         raise LedgerError(f"the frame holds profiles {sorted(map(str, found))}, not only {profile.name!r}")
     probes, table = stats.probes(frame), published()
-    rows = [judge(claim, probes, profile, table) for claim in claims or load_claims(notebook=notebook)]
+    claims = claims or load_claims(notebook=notebook)
+    rows = [judge(claim, probes, profile, table, estimates) for claim in claims]
     result = pd.DataFrame(rows, columns=COLUMNS)
     result["step"] = result["step"].astype("Int64")
     return result

@@ -112,12 +112,13 @@ def switches(arms: Iterable[Arm]) -> dict[str, int]:
 
 def conditions(study: Study) -> list[Arm]:
     """Without source text, early and throughout, under other conditions (label `condition`), first seed."""
-    plan, model, seed = study.profile.curriculum, study.base(), study.profile.seeds[0]
+    plan, seed = study.profile.curriculum, study.profile.seeds[0]
     if not plan.conditions:
         return []
     known, arms = [*english_mixing(study), *curriculum(study)], []
     for name, condition in ({"as it is": Condition()} | plan.conditions).items():
         profile = under(study.profile, condition)
+        model = dataclasses.replace(study, profile=profile).base()
         switch, ends = max(1, round(plan.budget * profile.run.steps)), at_the_end(profile)
         specs = {
             "none": continued(profile, model, 0.0, seed=seed, **ends),

@@ -12,6 +12,7 @@ from cptkit.data.corpus import CorpusSpec
 from cptkit.train.config import ConfigError
 from cptkit.train.restraint import Coherence, Gate, TrustRegion
 from cptkit.train.schedule import Schedule
+from cptkit.train.shapes import Shape
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,15 @@ class EnglishMixing:
 
 @dataclass(frozen=True)
 class Condition:
-    """One thing that is otherwise: the schedule, the length of the run, how close the target language is."""
+    """One thing that is otherwise: schedule, length of the run, closeness of the target, shape of the model.
+
+    Another shape needs a base of its own, pretrained as the profile's is.
+    """
 
     schedule: Schedule | None = None
     steps: int | None = None
     similarity: float | None = None
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,46 @@ class LoraPlan:
     ranks: tuple[int, ...] = (16,)
     embedding_ranks: tuple[int, ...] = ()
     rates: tuple[float, ...] = (1e-3,)
+
+
+@dataclass(frozen=True)
+class Band:
+    """Models of up to `weights` (embeddings apart) take `sequences` a step."""
+
+    weights: float
+    sequences: int
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Notebook 06: continued pretraining against scratch, sizes crossed with budgets, first seed.
+
+    `sizes` maps a name to a shape; `published` names shapes of P2's Table 4. `budgets` are target tokens.
+    Each size has a base pretrained on `pretraining` source tokens, the same for all, so that size and source
+    text are not confounded (P2's grow together). Both arms of a size are swept over `rates` at the budget
+    `sweep` and then run at their own best. The schedule's warm-up is in steps, the same for all budgets.
+    `flops_per_second` of one device, to estimate hours beforehand.
+    """
+
+    sizes: dict[str, Shape] = field(default_factory=dict)
+    published: tuple[str, ...] = ()
+    budgets: tuple[float, ...] = ()
+    rates: tuple[float, ...] = ()
+    sweep: float = 0.0
+    pretraining: float = 0.0
+    bands: tuple[Band, ...] = ()
+    schedule: Schedule = Schedule("wsd")
+    language: Text | None = None
+    documents: int = 200
+    flops_per_second: float = 1e11
+
+    def __post_init__(self) -> None:
+        if (self.sizes or self.published) and not (self.budgets and self.rates and self.bands):
+            raise ConfigError("scaling: sizes need budgets, rates and bands")
+        if self.budgets and self.sweep not in self.budgets:
+            raise ConfigError("scaling.sweep: rates are compared at one of the budgets")
+        if self.schedule.kind == "cosine":
+            raise ConfigError("scaling.schedule: wsd, so that budgets can share their beginning")
 
 
 @dataclass(frozen=True)

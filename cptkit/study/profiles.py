@@ -22,11 +22,13 @@ from cptkit.study.plans import (
     Curriculum,
     EnglishMixing,
     LoraPlan,
+    Scaling,
     Text,
     Transfer,
 )
 from cptkit.train.config import ConfigError, from_dict, nearest, read_toml
 from cptkit.train.schedule import Schedule
+from cptkit.train.shapes import Shape
 from cptkit.train.spec import ModelSpec, OptimiserSpec, ProbesSpec
 
 
@@ -83,6 +85,7 @@ class Profile:
     curriculum: Curriculum = Curriculum()
     averaging: AveragingPlan = AveragingPlan()
     lora: LoraPlan = LoraPlan()
+    scaling: Scaling | None = None
     transfer: Transfer | None = None
     bilingual: Bilingual | None = None
     measurement: bool = True
@@ -95,6 +98,8 @@ class Profile:
 
 def under(profile: Profile, condition: Condition) -> Profile:
     """The profile with what the condition changes; a similarity changes target text and target probes."""
+    if condition.shape is not None:
+        profile = with_shape(profile, condition.shape)
     run = profile.run
     if condition.schedule is not None:
         run = dataclasses.replace(run, schedule=condition.schedule)
@@ -102,6 +107,19 @@ def under(profile: Profile, condition: Condition) -> Profile:
         run = dataclasses.replace(run, steps=condition.steps)
     profile = dataclasses.replace(profile, run=run)
     return profile if condition.similarity is None else with_similarity(profile, condition.similarity)
+
+
+def with_shape(profile: Profile, shape: Shape, **pretraining: int) -> Profile:
+    """The profile with a base of another shape, and `pretraining` (steps, sequences) where it differs.
+
+    Raises ValueError for a profile whose base is not made here.
+    """
+    made = profile.base.pretraining
+    if made is None:
+        raise ValueError(f"profile {profile.name}: only a base that is made here can have another shape")
+    model = dataclasses.replace(made.model, **dataclasses.asdict(shape))
+    made = dataclasses.replace(made, model=model, **pretraining)
+    return dataclasses.replace(profile, base=Base(pretraining=made))
 
 
 def with_similarity(profile: Profile, similarity: float) -> Profile:

@@ -25,7 +25,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from cptkit.data import corpora, framing, tokens
 from cptkit.data.mixture import Mixture
 from cptkit.eval import forward
 from cptkit.eval.drift import snapshot
-from cptkit.train import checkpoint, lora, models
+from cptkit.train import checkpoint, forks, lora, models
 from cptkit.train.averaging import Averaging, Feedback, Released, Shadow
 from cptkit.train.environment import describe_environment
 from cptkit.train.folder import alone, strict, truncate, write
@@ -83,11 +83,13 @@ def train(
     progress: bool = True,
     label: str = "",
     on_step: Callable[[int], None] | None = None,
+    keep: Collection[int] = (),
 ) -> Path:
     """Train `spec` (or resume it, or find it done) and return its folder, `runs/<id>`.
 
     A checkpoint is written every `checkpoint_steps` steps if given, else about every `checkpoint_seconds`.
-    `on_step(step)` is called after each step, probes and checkpoint included. Raises `TrainingError`,
+    `on_step(step)` is called after each step, probes and checkpoint included. After the steps of `keep` a
+    checkpoint is left in `forks/` for runs that share the beginning (`forks.py`). Raises `TrainingError`,
     `DataError`, `ModelError` or `CheckpointError`.
     """
     folder = runs / run_id(spec, cache)
@@ -97,7 +99,7 @@ def train(
             return folder
         write(folder / "spec.toml", spec.dumps())
         run = _Run(spec, folder, runs, cache, progress)
-        run.loop(checkpoint_steps, checkpoint_seconds, progress, label or folder.name, on_step)
+        run.loop(checkpoint_steps, checkpoint_seconds, progress, label or folder.name, on_step, keep)
         run.finish()
     return folder
 
@@ -199,13 +201,14 @@ class _Run:
         truncate(self.folder / "metrics.jsonl", self.step if path else -1)
         self.log = open(self.folder / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - as long as the run
 
-    def _save(self) -> None:
+    def _save(self, place: Path, keep: int = 1) -> None:
         self.log.flush()
         os.fsync(self.log.fileno())
         state = {"mixture": self.mixture.state_dict(), "seconds": self.seconds}
         checkpoint.save(
-            self.folder / "checkpoints",
+            place,
             self.step,
+            keep=keep,
             model=self.model,
             optimiser=self.optimiser.optimizer,
             averaging=self.averaging.state() if self.averaging else None,
@@ -221,6 +224,7 @@ class _Run:
         progress: bool,
         label: str,
         on_step: Callable | None,
+        keep: Collection[int],
     ) -> None:
         total, saved = self.spec.steps, time.monotonic()
         if self.step == 0:
@@ -235,8 +239,10 @@ class _Run:
                     self.step % every_steps == 0 if every_steps else time.monotonic() - saved > every_seconds
                 )
                 if due and self.step < total:
-                    self._save()
+                    self._save(self.folder / "checkpoints")
                     saved = time.monotonic()
+                if self.step in keep:
+                    self._save(forks.place(self.folder), keep=len(keep))
                 if on_step is not None:
                     on_step(self.step)
 

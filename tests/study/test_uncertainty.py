@@ -74,7 +74,7 @@ def test_the_profile_is_that_of_least_squares():
 
         alone = least_squares(residual, start, x_scale="jac", ftol=1e-12, xtol=1e-12)
         assert row.sum == pytest.approx(2 * alone.cost, rel=1e-4)
-    assert table["inside"].tolist() == [False, False, True, False]
+    assert table["inside"].tolist() == [False, True, True, False]
 
 
 def test_nested_sees_gamma_where_it_is_and_not_where_it_is_not():
