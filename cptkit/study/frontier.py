@@ -224,7 +224,7 @@ def power_table(found: Laws, points: pd.DataFrame, studies: int, folder: Path | 
     """Which grid would show P2's gamma (0.08) at which noise: `power.power` around the fitted laws.
 
     Grids: ours, ours with three seeds, with twice as many sizes and budgets between the same ends, and as
-    many runs on the one line D = 20 N. Noise: a third of what the joint fit leaves, all of it, three times it.
+    many runs on the one line D = 20 N. Noise: a third of what the joint fit leaves, all of it, three times.
     """
     runs = points[points["arm"] == "cpt"]
     N, D = runs["N"].to_numpy(float), runs["D"].to_numpy(float)

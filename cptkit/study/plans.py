@@ -152,6 +152,39 @@ class Scaling:
 
 
 @dataclass(frozen=True)
+class Replay:
+    """Notebook 05: shares of source text, at one rate that is constant after warm-up.
+
+    So a loss at a step is the loss of a run of that length, and a longer run goes on from a shorter one.
+    `shares` are run with the first seed, those in `repeated` with all. `held_out` is a share that no law is
+    fitted to; `longer` shares go on to `longer_steps`, which no law has seen either. `other` is another
+    language to replay at `replayed`, by name; `few` limits the source text to so many megabytes there.
+    `tolerance` is the preference that a share is recommended for: nats that the source may lose.
+    """
+
+    shares: tuple[float, ...] = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 0.8)
+    repeated: tuple[float, ...] = ()
+    held_out: float = 0.3
+    longer: tuple[float, ...] = ()
+    longer_steps: int = 0
+    steps: int = 0
+    schedule: Schedule = Schedule("constant")
+    probes: tuple[int, ...] = ()
+    replayed: float = 0.1
+    other: dict[str, Text] = field(default_factory=dict)
+    few: tuple[float, ...] = ()
+    tolerance: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.schedule.kind != "constant":
+            raise ConfigError("replay.schedule: constant, so that every step is the end of a run")
+        if self.held_out in self.shares:
+            raise ConfigError("replay.held_out: a share that is not among `shares`")
+        if not set(self.longer) <= set(self.shares):
+            raise ConfigError("replay.longer: shares that are run")
+
+
+@dataclass(frozen=True)
 class Transfer:
     """Notebook 00: continued pretraining against scratch, for languages of several similarities.
 

@@ -22,6 +22,7 @@ from cptkit.study.plans import (
     Curriculum,
     EnglishMixing,
     LoraPlan,
+    Replay,
     Scaling,
     Text,
     Transfer,
@@ -86,6 +87,7 @@ class Profile:
     averaging: AveragingPlan = AveragingPlan()
     lora: LoraPlan = LoraPlan()
     scaling: Scaling | None = None
+    replay: Replay | None = None
     transfer: Transfer | None = None
     bilingual: Bilingual | None = None
     measurement: bool = True
