@@ -95,7 +95,7 @@ def others(study: Study) -> list[Arm]:
 
 
 def with_language_tokens(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with `target_tokens`: those of the target alone, P2's axis (in its compute) for target loss."""
+    """The frame with `target_tokens`: those of the target alone, P2's axis for target loss."""
     return frame.assign(target_tokens=(1 - frame["share"]) * frame["tokens"])
 
 

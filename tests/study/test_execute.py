@@ -74,7 +74,8 @@ names = {1: "one"}
 CELLS = [
     "import os, sys\nprint('interpreter', sys.executable)\nprint('folder', os.getcwd())",
     "print('values', [profile, language, run, rate, seeds, bound, names])\n"
-    "print('threads', os.environ.get('OMP_NUM_THREADS'))",
+    "print('threads', os.environ.get('OMP_NUM_THREADS'))\n"
+    "print('memory', os.environ.get('MALLOC_MMAP_THRESHOLD_'))",
     "try:\n    print('start-up file', from_startup)\nexcept NameError:\n    print('clean')",
     "import matplotlib.pyplot as plt\nfig, ax = plt.subplots(figsize=(1, 1)); ax.plot([1, 2]);",
     "from IPython.display import JSON, display\ndisplay(JSON({'x': float('nan'), 'y': float('inf')}))",
@@ -148,6 +149,7 @@ def test_the_kernel_is_this_interpreter_in_the_folder_of_the_notebook(executed) 
     assert f"folder {(executed[3] / 'notebooks').resolve()}\n" in text
     assert "clean\n" in text
     assert "threads 1\n" in text
+    assert f"memory {2**30}\n" in text
 
 
 def test_parameters_arrive_as_what_they_are(executed) -> None:
