@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Status = Literal["done", "up to date", "failed", "refused", "interrupted"]
 START_SECONDS = 300  # a cold file system or a busy machine: the default of 60 is not enough
-# Where memory comes from glibc: keep what is freed. Otherwise large tensors are mapped anew each time and their
+# Where memory comes from glibc: keep what is freed. Else large tensors are mapped anew each time and their
 # pages faulted in, which takes 12 % of a training step on the CPU. Elsewhere the names mean nothing.
 GLIBC = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 BAR_SECONDS = 5  # a progress bar that redraws itself is passed on this often
