@@ -118,6 +118,43 @@ def log_ticks(low: float, high: float, multiples: Sequence[int]) -> list[float]:
     return [m * 10.0**d for d in decades for m in multiples if low <= m * 10.0**d <= high]
 
 
+def token_axis(ax: Axes) -> None:
+    """A logarithmic x axis with at most five ticks, each a factor of two or more apart, written 300k, 2M."""
+    _few_ticks(ax)
+    ax.xaxis.set_major_formatter(FuncFormatter(_tokens))
+
+
+def flops_axis(ax: Axes) -> None:
+    """A logarithmic x axis with at most five ticks, written as powers of ten with their factor."""
+    _few_ticks(ax)
+    ax.xaxis.set_major_formatter(FuncFormatter(_power))
+
+
+def _few_ticks(ax: Axes) -> None:
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    for multiples in ((1, 2, 5), (1, 3), (1,)):
+        ticks = log_ticks(low, high, multiples)
+        if len(ticks) <= 5:
+            break
+    ax.set_xticks(ticks[:: math.ceil(len(ticks) / 5) or 1])
+    ax.set_xticks([], minor=True)
+    ax.set_xlim(low, high)
+
+
+def _tokens(value: float, _: int) -> str:
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def _power(value: float, _: int) -> str:
+    digits = math.floor(math.log10(value) + 1e-9)
+    factor = f"{value / 10**digits:.3g}"
+    return f"$10^{{{digits}}}$" if factor == "1" else f"${factor}\\times 10^{{{digits}}}$"
+
+
 def plain_log_axis(ax: Axes) -> None:
     """A logarithmic y axis with numbers that people read (2, 5, 10, 20), not powers."""
     ax.set_yscale("log")

@@ -18,10 +18,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from . import stats, style
-from .curves import curves, draw, legend, log_ticks, order, panel, percent_axis, published_points, summary
+from .curves import curves, draw, legend, order, panel, percent_axis, published_points, summary, token_axis
 from .tables import english_mixing_table
 
 __all__ = [
@@ -220,8 +219,8 @@ def transfer(
                 draw(ax, line, "tokens", arm)
                 data.append(line.assign(language=language, similarity=near, lr_peak=rate))
             ax.set_title(f"{style.language(str(language))}\n{_saving(best, metric)}")
-            ax.set(xlabel="target tokens", xscale="log")
-            _token_ticks(ax)
+            ax.set_xlabel("target tokens")
+            token_axis(ax)
         axes[0].set_ylabel("nats per token" if metric.endswith("nats_per_token") else metric)
         legend(fig)
         return style.save(fig, pd.concat(data, ignore_index=True), folder, name)
@@ -232,22 +231,6 @@ def _saving(best: Mapping[str, pd.DataFrame], metric: str) -> str:
     if math.isnan(saved):
         return "no seed in both arms"
     return f"CPT needs {100 * abs(saved):.0f} % {'fewer' if saved > 0 else 'more'} tokens"
-
-
-def _token_ticks(ax: Axes) -> None:
-    """At most four ticks, each a factor of two or more apart, written 300k, 2M."""
-    low, high = ax.get_xlim()
-    ticks = log_ticks(low, high, (1, 2, 5))
-    ax.set_xticks(ticks[:: math.ceil(len(ticks) / 4) or 1])
-    ax.set_xticks([], minor=True)
-    ax.xaxis.set_major_formatter(FuncFormatter(_tokens))
-
-
-def _tokens(value: float, _: int) -> str:
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
 
 
 def _bars(

@@ -27,6 +27,7 @@ from cptkit.train.config import ConfigError
 from cptkit.train.shapes import Shape
 from cptkit.train.spec import ModelSpec, ProbesSpec, RunSpec
 
+MAX_EPOCHS = 4.0  # repeated text is not fresh text, which the laws are about
 LOSS = f"ppl.{TARGET}.nats_per_token"
 
 
@@ -75,6 +76,7 @@ def run_of(study: Study, name: str, arm: str, budget: float, rate: float, model:
         steps=_steps(budget, sequences, profile.run.length),
         sequences=sequences,
         sources={TARGET: text.train},
+        max_epochs=MAX_EPOCHS,
         probes=probes,
     )
     vocabulary = profile.base.pretraining.model.tokenizer.vocabulary

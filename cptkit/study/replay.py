@@ -25,6 +25,7 @@ from cptkit.train import models
 from cptkit.train.config import ConfigError
 from cptkit.train.spec import RunSpec
 
+MAX_EPOCHS = 4.0  # of any text in a run that a law is fitted to
 LOSSES = {TARGET: f"ppl.{TARGET}.nats_per_token", SOURCE: f"ppl.{SOURCE}.nats_per_token"}
 
 
@@ -46,6 +47,7 @@ def _run(study: Study, share: float, seed: int, steps: int | None = None, **chan
         schedule=plan.schedule,
         steps=steps or plan.steps,
         probes=probes,
+        max_epochs=MAX_EPOCHS,
     )
     return dataclasses.replace(spec, **changes)
 

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from . import forgetting, stats, style
-from .curves import legend, plain_log_axis, summary
+from .curves import flops_axis, legend, plain_log_axis, summary, token_axis
 from .forgetting import Fitted
 from .uncertainty import quantiles
 
@@ -49,15 +49,16 @@ def loss_against_compute(curves: pd.DataFrame, folder: Path | None = None) -> Fi
         axes = fig.subplots(2, 2)
         for row, which in zip(axes, ("own", "all"), strict=True):
             for ax, (language, title) in zip(row, LANGUAGES, strict=True):
+                for share, colour in shades.items():  # in order, also where a panel lacks some
+                    ax.plot([], [], color=colour, marker="o", ms=3.5, label=_label(share))
                 x = f"flops.{language}" if which == "own" else "flops"
                 table = _mean(curves, language)
                 for share, part in table[table[x] > 0].groupby("share"):
-                    ax.plot(part[x], part[language], color=shades[share], marker="o", ms=3.5, lw=1.5,
-                            label=_label(share))  # fmt: skip
+                    ax.plot(part[x], part[language], color=shades[share], marker="o", ms=3.5, lw=1.5)
                 if language == "source":
                     start = forgetting.start_of(curves)
                     ax.axhline(start, color="#000000", lw=1.1, ls="--", label=style.ARMS["base"].label)
-                ax.set_xscale("log")
+                flops_axis(ax)
                 plain_log_axis(ax)
                 words = "this language's tokens" if which == "own" else "all tokens"
                 ax.set(title=title, xlabel=f"FLOPs of {words}", ylabel="nats a token")
@@ -94,7 +95,7 @@ def laws(
                     ax.plot(D, loss, color=shades[share], lw=1.4, ls="-" if seen else "--")
                     data.append(pd.DataFrame({"panel": name, "share": share, "D": D, "law": loss}))
             ax.axhline(law.start, color="#000000", lw=1.0, ls=":")
-            ax.set_xscale("log")
+            token_axis(ax)
             place = f", {law.form.place}" if law.form.place else ""
             ax.set(title=f"{name}{place}", xlabel="tokens, all languages")
         plain_log_axis(axes[0])

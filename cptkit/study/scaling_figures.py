@@ -15,10 +15,9 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatterSciNotation
 
 from . import laws, style, uncertainty
-from .curves import legend, percent_axis, plain_log_axis
+from .curves import flops_axis, legend, percent_axis, plain_log_axis, token_axis
 from .frontier import Laws, envelope, measured_transfer
 from .laws import FLOPS_PER_WEIGHT, Law
 
@@ -32,8 +31,7 @@ def _shades(names: list[str]) -> dict[str, tuple[float, ...]]:
 
 
 def _compute(ax: Axes) -> None:
-    ax.set_xscale("log")
-    ax.xaxis.set_major_formatter(LogFormatterSciNotation())
+    flops_axis(ax)
     ax.set_xlabel("compute of the run, 6 N D FLOPs")
 
 
@@ -106,7 +104,7 @@ def transfer(points: pd.DataFrame, found: Laws, folder: Path | None = None) -> F
                         mec="white", mew=0.5, label=size)  # fmt: skip
             data.append(pd.DataFrame({"panel": "law", "size": size, "N": N, "D": tokens, **lines}))
         for ax in axes:
-            ax.set_xscale("log")
+            token_axis(ax)
             ax.set_xlabel("target tokens of CPT")
         percent_axis(axes[0].yaxis)
         axes[0].set_ylim(min(0.0, float(np.nanmin(measured["saved"].to_numpy(), initial=0.0)) - 0.05), 1.03)
@@ -120,11 +118,11 @@ def transfer(points: pd.DataFrame, found: Laws, folder: Path | None = None) -> F
 def allocation(points: pd.DataFrame, found: Laws, folder: Path | None = None) -> Figure:
     """P2 Figure 4: iso-loss contours of both laws in the plane of compute and N, with both frontiers.
 
-    The shaded part is what the runs cover; bands are the 95 % interval of the optimal N over runs.
+    Bands are the 95 % interval of the optimal N over runs.
     """
     p = found.fit.points
     low, high = float((FLOPS_PER_WEIGHT * p.N * p.D).min()), float((FLOPS_PER_WEIGHT * p.N * p.D).max())
-    flops, sizes = np.geomspace(low / 3, high * 30, 60), np.geomspace(p.N.min() / 3, p.N.max() * 30, 200)
+    flops, sizes = np.geomspace(low / 3, high * 8, 60), np.geomspace(p.N.min() / 3, p.N.max() * 8, 200)
     data = []
     with style.drawing():
         fig = style.new(11.0, 5.0)
@@ -147,7 +145,7 @@ def allocation(points: pd.DataFrame, found: Laws, folder: Path | None = None) ->
             ax.set_yscale("log")
             ax.set_xlim(flops[0], flops[-1])
             ax.set_ylim(sizes[0], sizes[-1])
-            ax.set_title(f"Equal loss by the law of {LOOK[arm][2]}")
+            ax.set_title(f"Equal loss by the law: {LOOK[arm][2]}")
         fig.axes[0].set_ylabel(AXES["N"])
         legend(fig, notes={"equal loss": {"color": "#bbbbbb"}})
         return style.save(fig, pd.concat(data, ignore_index=True), folder, "fig4_allocation")
