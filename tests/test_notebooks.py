@@ -26,6 +26,11 @@ FIGURES = {
     "02_curriculum": {"over_steps", "spent", "conditions"},
     "03_averaging": {"over_steps", "rates", "replay", "merging", "plane"},
     "04_lora": {"rates", "plane", "matched_drift"},
+    "05_replay_ratios": {"fig5_loss_against_compute", "laws", "shares", "fig6_choices", "fig6_copain"},
+    "06_scaling": {
+        "printed_constants", "rates", "fig1_loss_against_compute", "residuals", "gamma", "fig2_transfer",
+        "fig4_allocation",
+    },
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ Cost: `study_laws` is two fits and two bootstraps, some 20 s; the rest milliseco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -218,6 +218,17 @@ def nested_table(points: pd.DataFrame, published: pd.DataFrame, folder: Path | N
 def _printed(published: pd.DataFrame, setting: str, metric: str) -> float:
     place = {"paper": PAPERS["P2"], "table_or_figure": "Table 3"}
     return float(find(published, setting=setting, metric=metric, **place)["value"])
+
+
+def gamma_profile(points: pd.DataFrame, low: float = -0.3, high: float = 0.4) -> pd.DataFrame:
+    """The profile likelihood of gamma in steps of 0.01 (`uncertainty.profile`)."""
+    return uncertainty.profile(Points.of(points), np.arange(round(100 * low), round(100 * high) + 1) / 100)
+
+
+def budget_table(found: Laws, powers: Iterable[int], folder: Path | None = None) -> pd.DataFrame:
+    """How to spend budgets of 10^power FLOPs (`uncertainty.budget`)."""
+    table = uncertainty.budget([10.0**p for p in powers], found.fit, found.draws)
+    return style.keep_table(table, folder, "budgets")
 
 
 def power_table(found: Laws, points: pd.DataFrame, studies: int, folder: Path | None = None) -> pd.DataFrame:

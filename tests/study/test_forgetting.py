@@ -11,7 +11,7 @@ from cptkit.study.forgetting import FORMS, ForgettingError
 
 START = 2.0
 TRUTH = {
-    "recovery (ours)": [1.5, 0.3, 9.0, 0.9, 0.6],
+    "recovery (ours)": [1.5, 0.3, 60.0, 0.9, 0.6],
     "forgetting": [0.8, 0.4, 30.0, 0.7],
     "D-CPT": [1.2, 0.3, 0.5, 0.4, 0.25, 0.02, 0.3],
     "constant": [0.4],

@@ -44,11 +44,12 @@ def found():
 
 
 def test_measured_transfer_is_the_laws_where_it_can_be_known():
-    table = frontier.measured_transfer(study())
+    near = Law(1.5, 40.0, 60.0, 0.3, 0.27, 0.05)  # ahead of scratch at first, behind it in the end
+    table = frontier.measured_transfer(study(cpt=near))
     known = table.dropna(subset=["transferred"])
-    assert len(known) >= 5
+    assert len(known) >= 10
     for row in known.itertuples():
-        exact = float(laws.transferred(SCRATCH, CPT, row.N, row.D))
+        exact = float(laws.transferred(SCRATCH, near, row.N, row.D))
         # interpolated between budgets a factor of two apart
         assert row.scratch_tokens == pytest.approx(row.D + exact, rel=0.1)
         assert row.saved == pytest.approx(1 - row.D / row.scratch_tokens)
@@ -68,7 +69,7 @@ def test_the_envelope_is_a_power_law_through_the_best_runs():
     for row in best.itertuples():
         cheaper = table[(table["arm"] == "cpt") & (table["flops"] <= row.flops)]
         assert row.loss == cheaper["loss"].min()
-        assert k * row.flops**e == pytest.approx(row.loss, rel=0.05)
+        assert k * row.flops**e == pytest.approx(row.loss, rel=0.15)
 
 
 def test_tables_hold_ours_beside_the_published(found, tmp_path):
