@@ -31,6 +31,7 @@ FIGURES = {
         "printed_constants", "rates", "fig1_loss_against_compute", "residuals", "gamma", "fig2_transfer",
         "fig4_allocation",
     },
+    "07_languages": {"closeness", "fig3_accuracy"},
 }  # fmt: skip
 
 

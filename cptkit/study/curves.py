@@ -24,6 +24,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from . import stats, style
 
 Band = Literal["t", "minmax"]
+CHANCE = {"color": "#222222", "lw": 1.4, "ls": ":"}
 THIN = {"color": "#444444", "lw": 0.9, "ls": (0, (4, 2))}
 
 

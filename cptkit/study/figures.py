@@ -20,7 +20,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from . import stats, style
-from .curves import curves, draw, legend, order, panel, percent_axis, published_points, summary, token_axis
+from .curves import (
+    CHANCE,
+    curves,
+    draw,
+    legend,
+    order,
+    panel,
+    percent_axis,
+    published_points,
+    summary,
+    token_axis,
+)
 from .tables import english_mixing_table
 
 __all__ = [
@@ -38,7 +49,6 @@ __all__ = [
     "transfer",
 ]  # fmt: skip
 
-CHANCE = {"color": "#222222", "lw": 1.4, "ls": ":"}
 TASKS = {
     "max_integer_in_list": "largest\nnumber",
     "min_integer_in_list": "smallest\nnumber",

@@ -186,6 +186,41 @@ class Replay:
 
 
 @dataclass(frozen=True)
+class Languages:
+    """Notebook 07: continued pretraining into several languages, against scratch, and how close they are.
+
+    `languages` maps a code or name to its text; `similarity` says how close each is, where that is a setting.
+    Every rate is run with the first seed, the best one of each arm with all (`seeds`, where they are not the
+    profile's); the rate is constant after warm-up. `sizes` names sizes of the scaling section (their bases
+    are shared with notebook 06); empty is the profile's own model. `arms` without "scratch" where nobody
+    would train one. `choices` names the probe of the profile that is asked, without shots, about each
+    language's own text.
+    """
+
+    languages: dict[str, Text] = field(default_factory=dict)
+    similarity: dict[str, float] = field(default_factory=dict)
+    rates: tuple[float, ...] = ()
+    arms: tuple[str, ...] = ("scratch", "cpt")
+    sizes: tuple[str, ...] = ()
+    trained: tuple[str, ...] = ()  # languages to train; empty is all
+    seeds: tuple[int, ...] = ()
+    steps: int = 0
+    sequences: int = 0
+    warmup: int = 0
+    every: int = 1
+    documents: int = 200
+    choices: str = ""
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.trained) - set(self.languages):
+            raise ConfigError(f"languages.trained: {', '.join(sorted(unknown))} have no text")
+        if unknown := set(self.arms) - {"scratch", "cpt"}:
+            raise ConfigError(f"languages.arms: scratch and cpt, not {', '.join(sorted(unknown))}")
+        if "scratch" in self.arms and len(self.rates) < 3:
+            raise ConfigError("languages.rates: each arm is to be shown at the best of at least 3 rates")
+
+
+@dataclass(frozen=True)
 class Transfer:
     """Notebook 00: continued pretraining against scratch, for languages of several similarities.
 

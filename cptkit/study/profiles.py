@@ -21,6 +21,7 @@ from cptkit.study.plans import (
     Condition,
     Curriculum,
     EnglishMixing,
+    Languages,
     LoraPlan,
     Replay,
     Scaling,
@@ -88,6 +89,7 @@ class Profile:
     lora: LoraPlan = LoraPlan()
     scaling: Scaling | None = None
     replay: Replay | None = None
+    languages: Languages | None = None
     transfer: Transfer | None = None
     bilingual: Bilingual | None = None
     measurement: bool = True
