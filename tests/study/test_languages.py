@@ -94,8 +94,8 @@ def test_figures_draw_and_write_their_numbers(frame, tmp_path):
     gained = languages.gains(frame)
     measures = pd.DataFrame(
         {
-            "language": ["near", "far"], "setting": [np.nan, np.nan], "script": [1.0, 0.2], "ngrams": [0.9, 0.1],
-            "words": [0.5, 0.1], "pieces": [0.9, 0.1], "fertility": [1.1, 2.0],
+            "language": ["near", "far"], "setting": [np.nan, np.nan], "script": [1.0, 0.2],
+            "ngrams": [0.9, 0.1], "words": [0.5, 0.1], "pieces": [0.9, 0.1], "fertility": [1.1, 2.0],
         }
     )  # fmt: skip
     figure = language_figures.against_closeness(gained, measures, tmp_path)
@@ -147,8 +147,8 @@ def test_the_lab_has_four_similarities_and_two_sizes():
 
 
 def test_scratch_without_a_shape_to_start_from_is_refused(tmp_path):
-    study = experiments.open_study("smol", {"languages.arms": ["cpt", "scratch"], "languages.rates": [1e-4, 3e-4, 1e-3]},
-                                   root=tmp_path, progress=False)  # fmt: skip
+    overrides = {"languages.arms": ["cpt", "scratch"], "languages.rates": [1e-4, 3e-4, 1e-3]}
+    study = experiments.open_study("smol", overrides, root=tmp_path, progress=False)
     with pytest.raises(ConfigError, match="no start for scratch"):
         languages.run(study)
 
