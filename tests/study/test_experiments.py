@@ -13,6 +13,7 @@ from cptkit.study.profiles import load_profile, packaged, profile_files
 from cptkit.study.store import Arm
 from cptkit.train import trainer
 from cptkit.train.config import ConfigError
+from cptkit.train.schedule import Schedule
 from cptkit.train.spec import run_id
 from tests.conftest import tiny_run
 
@@ -38,6 +39,29 @@ def study(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(study):
     return study.train_all(experiments.english_mixing(study))
+
+
+def test_budgets_of_one_trunk_train_their_beginning_once(tmp_path, cache, monkeypatch):
+    """And give the runs that each would be alone (tests/train/test_forks.py)."""
+    schedule = Schedule("wsd", peak=3e-3, warmup=2, floor=0.0, decay=0.25)
+    arms = [Arm("grid", "cpt", 0, tiny_run(steps=n, schedule=schedule)) for n in (16, 8, 4)]
+    study = experiments.open_study("smoke", root=tmp_path, progress=False)
+    (tmp_path / "cache").symlink_to(cache)
+    seen: dict[int, list[int]] = {}
+    real = trainer._Run._train_step
+
+    def counted(self):
+        row = real(self)
+        seen.setdefault(self.spec.steps, []).append(self.step)
+        return row
+
+    monkeypatch.setattr(trainer._Run, "_train_step", counted)
+    folders = [folder for _, folder in study.train_all(arms)]
+    assert seen == {16: list(range(1, 17)), 8: [7, 8], 4: [4]}
+    assert not any((folder / "forks").exists() for folder in folders)
+    frame = store.load(zip(arms, folders, strict=True), "smoke")
+    short = frame[(frame["run"] == folders[1].name) & (frame["kind"] == "train")]
+    assert short["step"].tolist() == list(range(1, 9))
 
 
 @pytest.mark.parametrize("name", sorted(packaged()))

@@ -8,7 +8,19 @@ import pandas as pd
 import pytest
 
 from cptkit.data.mixture import Switch
-from cptkit.study import beyond, checks, evidence, experiments, fronts, paper1, profiles, store, tables
+from cptkit.study import (
+    beyond,
+    checks,
+    evidence,
+    experiments,
+    fronts,
+    paper1,
+    paper2,
+    profiles,
+    replay,
+    store,
+    tables,
+)
 from cptkit.study.checks import CheckError
 from cptkit.study.profiles import load_profile, packaged
 from cptkit.study.store import Arm
@@ -168,6 +180,13 @@ def test_every_profile_can_plan_its_arms(name, study, monkeypatch):
             assert isinstance(arm, Arm)
             if isinstance(arm.spec.mixture, Switch):
                 assert 0 < arm.spec.mixture.step < arm.spec.steps
+    if profile.scaling is not None:
+        assert paper2.cost(planned)["hours"].gt(0).all()
+        rates = {(n, a): 1e-3 for n in paper2.shapes_of(profile.scaling) for a in ("scratch", "cpt")}
+        assert len(paper2.grid(planned, rates)) == len(rates) * len(profile.scaling.budgets)
+    if profile.replay is not None:
+        for make in (replay.shares, replay.held_out, replay.others):
+            assert all(isinstance(arm, Arm) for arm in make(planned))
 
 
 # ---- with runs ----
