@@ -161,12 +161,22 @@ def errors_table(
     return style.keep_table(forgetting.errors(found, sets), folder, "errors")
 
 
-def constants_table(law: Fitted, draws: list[Fitted], folder: Path | None = None) -> pd.DataFrame:
-    """The constants of one law with their intervals over runs."""
+def best_predictor(found: Mapping[str, Fitted], sets: Mapping[str, pd.DataFrame]) -> str:
+    """The law with the lowest mean error on the sets after the first, which is the one it was fitted to."""
+    table = forgetting.errors(found, sets).set_index("form")
+    return str(table[list(sets)[1:]].mean(axis=1).idxmin())
+
+
+def constants_table(
+    found: Mapping[str, Fitted], draws: Mapping[str, list[Fitted]], folder: Path | None = None
+) -> pd.DataFrame:
+    """The constants of every law with their intervals over runs."""
     rows = []
-    for k, name in enumerate(law.form.constants):
-        low, high = quantiles(np.exp([draw.theta[k] for draw in draws]))
-        rows.append({"constant": name, "value": float(np.exp(law.theta[k])), "low": low, "high": high})
+    for name, law in found.items():
+        for k, constant in enumerate(law.form.constants):
+            low, high = quantiles(np.exp([draw.theta[k] for draw in draws[name]]))
+            value = float(np.exp(law.theta[k]))
+            rows.append({"form": name, "constant": constant, "value": value, "low": low, "high": high})
     return style.keep_table(pd.DataFrame(rows), folder, "constants")
 
 
