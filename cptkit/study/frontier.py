@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from . import laws, power, scaling, stats, style, uncertainty
+from . import stats, style
 from .claims import PAPERS, find
-from .laws import CONSTANTS, FLOPS_PER_WEIGHT, Law
-from .scaling import AS_P2, TOGETHER, Fit, Points, ScalingError
+from .laws import closed_form, power, scaling, uncertainty
+from .laws.closed_form import CONSTANTS, FLOPS_PER_WEIGHT, Law
+from .laws.scaling import AS_P2, TOGETHER, Fit, Points, ScalingError
 
 PROTOCOLS = {"joint": TOGETHER, "scratch first": AS_P2}
 
@@ -67,7 +68,7 @@ def constants_table(
     found: Mapping[str, Laws], published: pd.DataFrame, folder: Path | None = None
 ) -> pd.DataFrame:
     """P2's Table 2a: every constant with its intervals over runs and over trunks, and the published value."""
-    printed, rows = laws.published_laws(published), []
+    printed, rows = closed_form.published_laws(published), []
     for protocol, result in found.items():
         for arm in ("scratch", "cpt"):
             for name in CONSTANTS if arm == "cpt" else CONSTANTS[:-1]:
@@ -109,7 +110,7 @@ def fit_table(found: Mapping[str, Laws], folder: Path | None = None) -> pd.DataF
 def allocation_table(found: Laws, published: pd.DataFrame, folder: Path | None = None) -> pd.DataFrame:
     """P2's Table 2b and Eq. 8-9: exponents and coefficients of the compute-optimal N and D."""
     rows = []
-    for arm, setting in laws.SETTINGS.items():
+    for arm, setting in closed_form.SETTINGS.items():
         for k, (name, printed) in enumerate(
             [
                 ("a, exponent of N", ("Table 2b", "a_exponent_N_opt")),
@@ -154,7 +155,7 @@ def envelope(points: pd.DataFrame, arm: str, compute: str = "flops") -> tuple[fl
 def envelope_table(points: pd.DataFrame, published: pd.DataFrame, folder: Path | None = None) -> pd.DataFrame:
     """Loss against compute, L = k C^e, by arm: with C = 6 N D and with C counted from the architecture."""
     rows = []
-    for arm, setting in laws.SETTINGS.items():
+    for arm, setting in closed_form.SETTINGS.items():
         place = {"paper": PAPERS["P2"], "table_or_figure": "Section 4.2 / Figure 1", "setting": setting}
         printed = [
             float(find(published, metric=f"loss_compute_{what}", **place)["value"])
@@ -272,8 +273,8 @@ def estimates(found: Mapping[str, Laws]) -> dict[str, stats.Interval]:
         "scaling.beta": lambda s, c: np.asarray(c.beta) - s.beta,
         "scaling.exponent_of_N": lambda s, c: c.exponents[0] - s.exponents[0],
         "scaling.log_N_ratio": lambda s, c: np.log(c.optimum(compute)[0] / s.optimum(compute)[0]),
-        "scaling.saved": lambda s, c: laws.saved(s, c, N, D),
-        "scaling.saved_change": _change(laws.saved, (N, first), (N, last)),
+        "scaling.saved": lambda s, c: closed_form.saved(s, c, N, D),
+        "scaling.saved_change": _change(closed_form.saved, (N, first), (N, last)),
         "scaling.transferred_change": _change(_moved, (N, first), (N, last)),
         "scaling.transferred_by_size": _change(_moved, (small, D), (large, D)),
     }
@@ -284,7 +285,7 @@ def estimates(found: Mapping[str, Laws]) -> dict[str, stats.Interval]:
 
 def _moved(scratch: Law, cpt: Law, N: float, D: float) -> np.ndarray:
     """Effectively transferred tokens; endlessly many where scratch never gets there."""
-    tokens = laws.transferred(scratch, cpt, N, D)
+    tokens = closed_form.transferred(scratch, cpt, N, D)
     return np.where(np.isnan(tokens), np.inf, tokens)
 
 

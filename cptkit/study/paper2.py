@@ -19,7 +19,7 @@ import pandas as pd
 from cptkit.study import sizes, stats
 from cptkit.study.claims import published as published_rows
 from cptkit.study.experiments import TARGET, Study, continued
-from cptkit.study.laws import FLOPS_PER_WEIGHT
+from cptkit.study.laws.closed_form import FLOPS_PER_WEIGHT
 from cptkit.study.plans import Scaling
 from cptkit.study.profiles import with_shape
 from cptkit.study.store import Arm

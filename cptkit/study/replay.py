@@ -2,7 +2,7 @@
 
 All arms share base, seed and target order, run at one constant rate, and are probed on the way: with a
 constant rate every step is the end of a run of that length, so that one run is a curve over budgets. That
-saves runs; points of one run share their noise, and intervals are therefore over runs (`forgetting.py`).
+saves runs; points of one run share their noise, and intervals are therefore over runs (`laws/forgetting.py`).
 
 Departures from P2: a constant rate for its cosine, Copain beside its benchmarks, arms that replay another
 language or a few documents again and again.
@@ -18,7 +18,7 @@ import pandas as pd
 from cptkit.data.mixture import Constant
 from cptkit.study import stats
 from cptkit.study.experiments import SOURCE, TARGET, Study, continued, percent
-from cptkit.study.laws import FLOPS_PER_WEIGHT
+from cptkit.study.laws.closed_form import FLOPS_PER_WEIGHT
 from cptkit.study.plans import Replay
 from cptkit.study.store import Arm
 from cptkit.train import models

@@ -14,10 +14,11 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from . import forgetting, stats, style
+from . import stats, style
 from .curves import flops_axis, legend, plain_log_axis, summary, token_axis
-from .forgetting import Fitted
-from .uncertainty import quantiles
+from .laws import forgetting
+from .laws.forgetting import Fitted
+from .laws.uncertainty import quantiles
 
 LANGUAGES = (("source", "English"), ("target", "Target language"))
 

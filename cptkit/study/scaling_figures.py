@@ -2,7 +2,7 @@
 
 Sizes are shades from light (small) to dark (large); CPT is drawn through, scratch dashed. Marks are runs,
 lines between them only join; curves of a law are thin. Published laws stand in a figure of their own, as
-their N is another quantity than ours (`laws.py`).
+their N is another quantity than ours (`laws/closed_form.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from . import laws, style, uncertainty
+from . import style
 from .curves import flops_axis, legend, percent_axis, plain_log_axis, token_axis
 from .frontier import Laws, envelope, measured_transfer
-from .laws import FLOPS_PER_WEIGHT, Law
+from .laws import closed_form, uncertainty
+from .laws.closed_form import FLOPS_PER_WEIGHT, Law
 
 LOOK = {"cpt": ("-", "s", style.ARMS["cpt"].label), "scratch": ("--", "o", style.ARMS["scratch"].label)}
 AXES = {"N": "N, weights without embeddings", "D": "target tokens"}
@@ -95,8 +96,8 @@ def transfer(points: pd.DataFrame, found: Laws, folder: Path | None = None) -> F
             rows = measured[measured["size"] == size]
             N = float(rows["N"].iloc[0])
             lines = {
-                "saved": laws.saved(found.scratch, found.cpt, N, tokens),
-                "transferred": laws.transferred(found.scratch, found.cpt, N, tokens),
+                "saved": closed_form.saved(found.scratch, found.cpt, N, tokens),
+                "transferred": closed_form.transferred(found.scratch, found.cpt, N, tokens),
             }
             for ax, (column, line) in zip(axes, lines.items(), strict=True):
                 ax.plot(tokens, line, color=shades[size], lw=1.1)
@@ -129,7 +130,7 @@ def allocation(points: pd.DataFrame, found: Laws, folder: Path | None = None) ->
         for ax, arm in zip(fig.subplots(1, 2, sharey=True), ("scratch", "cpt"), strict=True):
             law = found.fit.laws[arm]
             for loss in np.linspace(p.loss.min() * 0.98, p.loss.max() * 0.98, 8):
-                x = laws.contour(law, loss, sizes)
+                x = closed_form.contour(law, loss, sizes)
                 ax.plot(x, sizes, color="#bbbbbb", lw=0.9, zorder=1)
                 data.append(pd.DataFrame({"panel": arm, "line": f"loss {loss:.3g}", "flops": x, "N": sizes}))
             for which in ("scratch", "cpt"):
@@ -157,7 +158,7 @@ def printed_laws(published: pd.DataFrame, sizes: pd.DataFrame, folder: Path | No
     Left, both printed laws at D = 20 N over the sizes of Table 4; right, the share of compute the same laws
     say CPT saves over a run, for three sizes, with the band that the text claims (25 to 50 %).
     """
-    printed = laws.published_laws(published)
+    printed = closed_form.published_laws(published)
     N, data = sizes["size"].to_numpy(), []
     with style.drawing():
         fig = style.new(11.0, 4.8)
@@ -171,7 +172,7 @@ def printed_laws(published: pd.DataFrame, sizes: pd.DataFrame, folder: Path | No
         chosen = sizes.iloc[[3, len(sizes) // 2, len(sizes) - 1]]
         for row, shade in zip(chosen.itertuples(), _shades(list(chosen["name"])).values(), strict=True):
             D = np.geomspace(0.05, 20, 60) * row.size
-            share = laws.saved(printed["scratch"], printed["cpt"], row.size, D)
+            share = closed_form.saved(printed["scratch"], printed["cpt"], row.size, D)
             right.plot(D / row.size, share, color=shade, label=row.name)
             data.append(pd.DataFrame({"panel": "saved", "N": row.size, "D": D, "saved": share}))
         right.axhspan(0.25, 0.5, color="#E69F00", alpha=0.25, lw=0, label="claimed: 25 to 50 %")
@@ -210,7 +211,7 @@ def gamma(
     profile: pd.DataFrame, found: Mapping[str, Laws], published: pd.DataFrame, folder: Path | None = None
 ) -> Figure:
     """What is known of gamma: its profile likelihood, bootstraps over runs and over trunks, P2's value."""
-    printed = float(laws.published_laws(published)["cpt"].gamma)
+    printed = float(closed_form.published_laws(published)["cpt"].gamma)
     bars = []
     for name, result in found.items():
         for unit, draws in (("runs", result.draws), ("trunks", result.by_trunk)):

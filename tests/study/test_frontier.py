@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cptkit.study import claims, frontier, laws, ledger, scaling_figures, sizes, uncertainty
-from cptkit.study.laws import Law
-from cptkit.study.scaling import Points
-from tests.study.test_scaling import CPT, SCRATCH
+from cptkit.study import claims, frontier, ledger, scaling_figures, sizes
+from cptkit.study.laws import closed_form, uncertainty
+from cptkit.study.laws.closed_form import Law
+from cptkit.study.laws.scaling import Points
+from tests.study.laws.test_scaling import CPT, SCRATCH
 
 SIZES = (3e4, 8e4, 2e5, 5e5, 1e6)
 BUDGETS = np.geomspace(8e4, 1.3e6, 5)
@@ -49,7 +50,7 @@ def test_measured_transfer_is_the_laws_where_it_can_be_known():
     known = table.dropna(subset=["transferred"])
     assert len(known) >= 10
     for row in known.itertuples():
-        exact = float(laws.transferred(SCRATCH, near, row.N, row.D))
+        exact = float(closed_form.transferred(SCRATCH, near, row.N, row.D))
         # interpolated between budgets a factor of two apart
         assert row.scratch_tokens == pytest.approx(row.D + exact, rel=0.1)
         assert row.saved == pytest.approx(1 - row.D / row.scratch_tokens)
@@ -94,7 +95,7 @@ def test_the_ledger_gets_intervals_that_hold_the_truth(found):
     truth = {
         "scaling.gamma": 0.08,
         "scaling.beta": -0.15,
-        "scaling.saved": float(laws.saved(SCRATCH, CPT, N, D)),
+        "scaling.saved": float(closed_form.saved(SCRATCH, CPT, N, D)),
     }
     for name, value in truth.items():
         assert estimates[name].low <= value <= estimates[name].high

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats as distributions
 
-from .laws import FLOPS_PER_WEIGHT, Law
+from .closed_form import FLOPS_PER_WEIGHT, Law
 from .scaling import (
     GAMMA,
     PLAIN,

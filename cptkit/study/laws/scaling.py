@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from .laws import CONSTANTS, Law
+from .closed_form import CONSTANTS, Law
 from .solver import LOGS, Problem, descend, polish
 
 DELTA = 1e-3  # P2 and Hoffmann et al.

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import pandas as pd
 
-from .laws import CONSTANTS, Law
+from .closed_form import CONSTANTS, Law
 from .scaling import DELTA, TOGETHER, Points, Unidentified, build, check_identified
 from .solver import Problem, descend
 from .uncertainty import DRAW, quantiles, resampled

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from cptkit.study import scaling, uncertainty
-from cptkit.study.scaling import AS_P2, TOGETHER, ScalingError
-from tests.study.test_scaling import CPT, points
+from cptkit.study.laws import scaling, uncertainty
+from cptkit.study.laws.scaling import AS_P2, TOGETHER, ScalingError
+from tests.study.laws.test_scaling import CPT, points
 
 
 def test_each_draw_has_as_many_runs_of_each_arm():

@@ -11,9 +11,9 @@ from scipy.optimize import approx_fprime, minimize
 from scipy.special import huber as scipy_huber
 from scipy.special import logsumexp
 
-from cptkit.study import scaling, solver
-from cptkit.study.laws import CONSTANTS, Law
-from cptkit.study.scaling import AS_P2, GAMMA, PLAIN, TOGETHER, Points, ScalingError, Unidentified
+from cptkit.study.laws import scaling, solver
+from cptkit.study.laws.closed_form import CONSTANTS, Law
+from cptkit.study.laws.scaling import AS_P2, GAMMA, PLAIN, TOGETHER, Points, ScalingError, Unidentified
 
 SCRATCH = Law(1.5, 40.0, 200.0, 0.3, 0.4)
 CPT = Law(1.5, 40.0, 30.0, 0.3, 0.25, 0.08)

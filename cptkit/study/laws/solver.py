@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize
 
-from .laws import CONSTANTS, Law
+from .closed_form import CONSTANTS, Law
 
 LOGS = ("E", "A", "B")  # estimated as logarithms
 BOUNDS = {"E": (-12.0, 3.0), "A": (-12.0, 40.0), "B": (-12.0, 40.0)} | {

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from .claims import PAPERS, ClaimError
+from cptkit.study.claims import PAPERS, ClaimError
 
 FLOPS_PER_WEIGHT = 6.0  # forward and backward of one token: 2 + 4 (Kaplan et al., 2001.08361)
 CONSTANTS = ("E", "A", "B", "alpha", "beta", "gamma")

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from cptkit.study import power, scaling
-from tests.study.test_scaling import CPT, SCRATCH, crossed
+from cptkit.study.laws import power, scaling
+from tests.study.laws.test_scaling import CPT, SCRATCH, crossed
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.08])

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cptkit.study import forgetting
-from cptkit.study.forgetting import FORMS, ForgettingError
+from cptkit.study.laws import forgetting
+from cptkit.study.laws.forgetting import FORMS, ForgettingError
 
 START = 2.0
 TRUTH = {

@@ -29,7 +29,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq, least_squares
 
-from . import stats
+from cptkit.study import stats
+
 from .uncertainty import quantiles
 
 UNIT = 1e6  # tokens: D enters as D / UNIT, so that constants are of the order of one
