@@ -28,7 +28,7 @@ from cptkit.study.experiments import (
     shared,
 )
 from cptkit.study.plans import Condition
-from cptkit.study.profiles import Profile, under
+from cptkit.study.profiles import Profile, under, with_shape
 from cptkit.study.store import Arm
 from cptkit.train.averaging import Feedback, Released, Shadow, plain_rate
 from cptkit.train.lora import LoraSpec
@@ -118,7 +118,9 @@ def conditions(study: Study) -> list[Arm]:
     known, arms = [*english_mixing(study), *curriculum(study)], []
     for name, condition in ({"as it is": Condition()} | plan.conditions).items():
         profile = under(study.profile, condition)
-        model = dataclasses.replace(study, profile=profile).base()
+        # Only another shape needs another base: other probes would make it another run.
+        shaped = with_shape(study.profile, condition.shape) if condition.shape else study.profile
+        model = dataclasses.replace(study, profile=shaped).base()
         switch, ends = max(1, round(plan.budget * profile.run.steps)), at_the_end(profile)
         specs = {
             "none": continued(profile, model, 0.0, seed=seed, **ends),

@@ -101,9 +101,10 @@ class Profile:
 
 
 def under(profile: Profile, condition: Condition) -> Profile:
-    """The profile with what the condition changes; a similarity changes target text and target probes."""
-    if condition.shape is not None:
-        profile = with_shape(profile, condition.shape)
+    """The profile with what the condition changes in a run; a similarity changes target text and probes.
+
+    Another shape is another base, and not a run's matter: `with_shape`.
+    """
     run = profile.run
     if condition.schedule is not None:
         run = dataclasses.replace(run, schedule=condition.schedule)

@@ -25,7 +25,7 @@ from cptkit.study.checks import CheckError
 from cptkit.study.profiles import load_profile, packaged
 from cptkit.study.store import Arm
 from cptkit.train.averaging import Feedback, Released, Shadow
-from cptkit.train.spec import run_id
+from cptkit.train.spec import ModelSpec, run_id
 from tests.study.test_experiments import TINY
 
 
@@ -130,6 +130,26 @@ def test_a_condition_changes_one_thing(lab):
         if arm.labels["condition"].startswith("similarity"):
             assert plain.sources["target"].params["similarity"] == 0.9
             assert dataclasses.replace(plain, sources=own[arm.arm].sources) == own[arm.arm]
+
+
+def test_only_another_shape_has_another_base(tmp_path, cache, monkeypatch):
+    """A condition changes the probes, and a base with other probes would be another run, trained for nothing."""
+    named = lambda self: ModelSpec(start="run:" + run_id(experiments.base_run(self.profile), cache))  # noqa: E731
+    monkeypatch.setattr(experiments.Study, "base", named)
+    changes = {
+        "close": {"similarity": 0.9},
+        "short": {"steps": 100},
+        "slow": {"schedule": {"kind": "constant", "peak": 1e-4}},
+        "larger": {"shape": {"hidden": 128, "layers": 4, "heads": 4, "feed_forward": 320}},
+    }
+    study = experiments.open_study("lab", {"curriculum.conditions": changes}, root=tmp_path, progress=False)
+    starts: dict[str, set[str]] = {}
+    for arm in paper1.conditions(study):
+        starts.setdefault(arm.labels["condition"], set()).add(arm.spec.model.start)
+    own = study.base().start
+    assert all(starts[name] == {own} for name in ("as it is", "close", "short", "slow"))
+    assert len(starts["larger"]) == 1
+    assert starts["larger"] != {own}
 
 
 def test_another_similarity_is_another_language_in_text_and_questions():
