@@ -134,7 +134,10 @@ def test_a_condition_changes_one_thing(lab):
 
 def test_only_another_shape_has_another_base(tmp_path, cache, monkeypatch):
     """A condition changes the probes, and a base with other probes would be another run, trained for nothing."""
-    named = lambda self: ModelSpec(start="run:" + run_id(experiments.base_run(self.profile), cache))  # noqa: E731
+
+    def named(self):
+        return ModelSpec(start="run:" + run_id(experiments.base_run(self.profile), cache))
+
     monkeypatch.setattr(experiments.Study, "base", named)
     changes = {
         "close": {"similarity": 0.9},
