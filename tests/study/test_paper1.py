@@ -133,7 +133,7 @@ def test_a_condition_changes_one_thing(lab):
 
 
 def test_only_another_shape_has_another_base(tmp_path, cache, monkeypatch):
-    """A condition changes the probes, and a base with other probes would be another run, trained for nothing."""
+    """A condition changes the probes; a base with other probes would be another run, trained for nothing."""
 
     def named(self):
         return ModelSpec(start="run:" + run_id(experiments.base_run(self.profile), cache))
