@@ -313,10 +313,10 @@ def test_bf16_keeps_fp32_weights_and_moments_and_moves_norms(tmp_path, cache):
     spec = tiny_run(precision="bf16", schedule=Schedule("constant", peak=1e-4))
     original = trainer._Run._save
 
-    def spy(run):
+    def spy(run, *place, **keep):
         moments = run.optimiser.optimizer.state.values()
         seen["dtypes"] = {p.dtype for p in run.model.parameters()} | {m["exp_avg_sq"].dtype for m in moments}
-        original(run)
+        original(run, *place, **keep)
 
     trainer._Run._save = spy
     try:
