@@ -17,9 +17,10 @@ import torch
 from cptkit.data import corpora, lists
 from cptkit.data.copain_items import TASKS, generate
 from cptkit.eval import forward
-from cptkit.study import stats, style
+from cptkit.study import stats
 from cptkit.study.experiments import Study
 from cptkit.study.store import Arm
+from cptkit.study.views import style
 from cptkit.train import lora, models
 from cptkit.train.spec import ModelSpec
 

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from . import stats
+from cptkit.study import stats
 
 PAPERS = {"P1": "2506.00288", "P2": "2407.02118", "P3": "2407.18743"}
 FOLDER = Path(__file__).parent.parent / "published"

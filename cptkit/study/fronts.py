@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from . import stats
+from cptkit.study import stats
 
 
 def pareto(x: ArrayLike, y: ArrayLike) -> np.ndarray:

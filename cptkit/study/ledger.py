@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from . import stats
-from .claims import FIRST_HAND, Claim, load_claims, published, published_value
-from .fronts import advantage
+from cptkit.study import stats
+from cptkit.study.claims import FIRST_HAND, Claim, load_claims, published, published_value
+from cptkit.study.fronts import advantage
 
 if TYPE_CHECKING:
     from pandas.io.formats.style import Styler
 
-    from .profiles import Profile
+    from cptkit.study.profiles import Profile
 
 # fmt: off
 COLUMNS = [

@@ -1,7 +1,7 @@
 """What each experiment varies, as data: the sections of a profile.
 
-A plan names arms, rates and seeds; `experiments.py` and `paper1.py` turn it into runs. Every grid has
-headline arms, run with all seeds of the profile, and further arms, run with the first seed alone.
+A plan names arms, rates and seeds; `experiments.py` and the modules of `arms/` turn it into runs. Every
+grid has headline arms, run with all seeds of the profile, and further arms, run with the first seed alone.
 """
 
 from __future__ import annotations

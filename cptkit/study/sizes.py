@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from cptkit.study.claims import PAPERS
+from cptkit.study.views.style import keep_table
 from cptkit.train.shapes import Shape
-
-from .claims import PAPERS
-from .style import keep_table
 
 VOCABULARY = 32_000  # Llama 2's pieces; P2 does not name its tokenizer
 COLUMNS = {

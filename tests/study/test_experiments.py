@@ -8,9 +8,10 @@ import json
 import pandas as pd
 import pytest
 
-from cptkit.study import experiments, overview, store
+from cptkit.study import experiments, store
 from cptkit.study.profiles import load_profile, packaged, profile_files
 from cptkit.study.store import Arm
+from cptkit.study.views import overview
 from cptkit.train import trainer
 from cptkit.train.config import ConfigError
 from cptkit.train.schedule import Schedule

@@ -13,9 +13,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from . import stats, style
-from .curves import CHANCE, legend, percent_axis
-from .languages import BITS, LOSS
+from cptkit.study import stats
+from cptkit.study.arms.languages import BITS, LOSS
+from cptkit.study.views import style
+from cptkit.study.views.curves import CHANCE, legend, percent_axis
 
 MEASURES = {
     "setting": "similarity (a setting)",

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from cptkit.data.mixture import Constant
-from cptkit.study import experiments, paper2, replay
+from cptkit.study import experiments
+from cptkit.study.arms import paper2, replay
 from cptkit.study.profiles import load_profile
 from cptkit.train import forks
 from cptkit.train.config import ConfigError

@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cptkit.study import claims, frontier, ledger, scaling_figures, sizes
+from cptkit.study import claims, ledger, sizes
 from cptkit.study.laws import closed_form, uncertainty
 from cptkit.study.laws.closed_form import Law
 from cptkit.study.laws.scaling import Points
+from cptkit.study.views import frontier, scaling_figures
 from tests.study.laws.test_scaling import CPT, SCRATCH
 
 SIZES = (3e4, 8e4, 2e5, 5e5, 1e6)

@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 from cptkit.data import corpora
 from cptkit.eval.copain import CopainResult, TaskScore
 from cptkit.eval.drift import snapshot
-from cptkit.study import curves, experiments, stats, style
+from cptkit.study import experiments, stats
 from cptkit.study.experiments import Study
 from cptkit.study.store import Arm
+from cptkit.study.views import curves, style
 from cptkit.train import models
 from cptkit.train.probes import Probes
 

@@ -16,11 +16,11 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from . import style
-from .curves import flops_axis, legend, percent_axis, plain_log_axis, token_axis
-from .frontier import Laws, envelope, measured_transfer
-from .laws import closed_form, uncertainty
-from .laws.closed_form import FLOPS_PER_WEIGHT, Law
+from cptkit.study.laws import closed_form, uncertainty
+from cptkit.study.laws.closed_form import FLOPS_PER_WEIGHT, Law
+from cptkit.study.views import style
+from cptkit.study.views.curves import flops_axis, legend, percent_axis, plain_log_axis, token_axis
+from cptkit.study.views.frontier import Laws, envelope, measured_transfer
 
 LOOK = {"cpt": ("-", "s", style.ARMS["cpt"].label), "scratch": ("--", "o", style.ARMS["scratch"].label)}
 AXES = {"N": "N, weights without embeddings", "D": "target tokens"}

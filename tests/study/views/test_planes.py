@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cptkit.study import evidence, fronts, planes, stats, tables
-from tests.study.test_figures import mixing
+from cptkit.study import fronts, stats
+from cptkit.study.views import evidence, planes, tables
+from tests.study.views.test_figures import mixing
 
 numbers = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12)
 

@@ -19,8 +19,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from . import stats, style
-from .curves import (
+from cptkit.study import stats
+from cptkit.study.views import style
+from cptkit.study.views.curves import (
     CHANCE,
     curves,
     draw,
@@ -32,7 +33,7 @@ from .curves import (
     summary,
     token_axis,
 )
-from .tables import english_mixing_table
+from cptkit.study.views.tables import english_mixing_table
 
 __all__ = [
     "choices_bars",

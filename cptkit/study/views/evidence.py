@@ -21,11 +21,21 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from cptkit.eval.drift import snapshot
-from cptkit.study import stats, style
-from cptkit.study.curves import draw, legend, log_ticks, order, panel, plain_log_axis, step_axis, summary
+from cptkit.study import stats
 from cptkit.study.experiments import Study
-from cptkit.study.planes import AXES
 from cptkit.study.store import Arm
+from cptkit.study.views import style
+from cptkit.study.views.curves import (
+    draw,
+    legend,
+    log_ticks,
+    order,
+    panel,
+    plain_log_axis,
+    step_axis,
+    summary,
+)
+from cptkit.study.views.planes import AXES
 from cptkit.train import models
 from cptkit.train.config import to_dict
 from cptkit.train.folder import write

@@ -19,9 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from . import stats, style
-from .curves import draw, legend, log_ticks, order, percent_axis, plain_log_axis, summary
-from .fronts import pareto
+from cptkit.study import stats
+from cptkit.study.fronts import pareto
+from cptkit.study.views import style
+from cptkit.study.views.curves import draw, legend, log_ticks, order, percent_axis, plain_log_axis, summary
 
 
 @dataclass(frozen=True)

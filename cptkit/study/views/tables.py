@@ -12,11 +12,11 @@ from typing import Any
 
 import pandas as pd
 
+from cptkit.study import stats
+from cptkit.study.claims import FIRST_HAND, PAPERS, ClaimError, find
+from cptkit.study.views import style
+from cptkit.study.views.curves import summary
 from cptkit.train.folder import write
-
-from . import stats, style
-from .claims import FIRST_HAND, PAPERS, ClaimError, find
-from .curves import summary
 
 COLUMNS = {  # column of P1's Tables 2 to 4: our metric, the published metric, per cent?
     "target perplexity": ("ppl.target.perplexity", "validation_perplexity", False),

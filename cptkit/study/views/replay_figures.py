@@ -14,11 +14,12 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from . import stats, style
-from .curves import flops_axis, legend, plain_log_axis, summary, token_axis
-from .laws import forgetting
-from .laws.forgetting import Fitted
-from .laws.uncertainty import quantiles
+from cptkit.study import stats
+from cptkit.study.laws import forgetting
+from cptkit.study.laws.forgetting import Fitted
+from cptkit.study.laws.uncertainty import quantiles
+from cptkit.study.views import style
+from cptkit.study.views.curves import flops_axis, legend, plain_log_axis, summary, token_axis
 
 LANGUAGES = (("source", "English"), ("target", "Target language"))
 

@@ -17,7 +17,8 @@ import pandas as pd
 
 from cptkit.data import closeness, corpora
 from cptkit.data.corpus import CorpusSpec
-from cptkit.study import paper2, stats
+from cptkit.study import stats
+from cptkit.study.arms import paper2
 from cptkit.study.experiments import TARGET, Study, continued
 from cptkit.study.plans import Languages, Text
 from cptkit.study.store import Arm

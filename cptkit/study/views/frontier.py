@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from . import stats, style
-from .claims import PAPERS, find
-from .laws import closed_form, power, scaling, uncertainty
-from .laws.closed_form import CONSTANTS, FLOPS_PER_WEIGHT, Law
-from .laws.scaling import AS_P2, TOGETHER, Fit, Points, ScalingError
+from cptkit.study import stats
+from cptkit.study.claims import PAPERS, find
+from cptkit.study.laws import closed_form, power, scaling, uncertainty
+from cptkit.study.laws.closed_form import CONSTANTS, FLOPS_PER_WEIGHT, Law
+from cptkit.study.laws.scaling import AS_P2, TOGETHER, Fit, Points, ScalingError
+from cptkit.study.views import style
 
 PROTOCOLS = {"joint": TOGETHER, "scratch first": AS_P2}
 

@@ -8,8 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cptkit.study import experiments, language_figures, languages, paper2
+from cptkit.study import experiments
+from cptkit.study.arms import languages, paper2
 from cptkit.study.profiles import load_profile
+from cptkit.study.views import language_figures
 from cptkit.train.config import ConfigError
 from cptkit.train.spec import ModelSpec
 

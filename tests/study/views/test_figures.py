@@ -13,7 +13,8 @@ from matplotlib import colors, font_manager, rcParams
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from cptkit.study import claims, curves, figures, stats, style
+from cptkit.study import claims, stats
+from cptkit.study.views import curves, figures, style
 
 STEPS = (0, 1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 320, 400)
 TASKS = (

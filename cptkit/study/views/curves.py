@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from . import stats, style
+from cptkit.study import stats
+from cptkit.study.views import style
 
 Band = Literal["t", "minmax"]
 CHANCE = {"color": "#222222", "lw": 1.4, "ls": ":"}
