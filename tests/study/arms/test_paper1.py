@@ -8,22 +8,12 @@ import pandas as pd
 import pytest
 
 from cptkit.data.mixture import Switch
-from cptkit.study import (
-    beyond,
-    checks,
-    evidence,
-    experiments,
-    fronts,
-    paper1,
-    paper2,
-    profiles,
-    replay,
-    store,
-    tables,
-)
+from cptkit.study import checks, experiments, fronts, profiles, store
+from cptkit.study.arms import beyond, paper1, paper2, replay
 from cptkit.study.checks import CheckError
 from cptkit.study.profiles import load_profile, packaged
 from cptkit.study.store import Arm
+from cptkit.study.views import evidence, tables
 from cptkit.train.averaging import Feedback, Released, Shadow
 from cptkit.train.spec import ModelSpec, run_id
 from tests.study.test_experiments import TINY
