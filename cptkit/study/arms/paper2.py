@@ -12,11 +12,11 @@ cannot identify the law); all bases have seen as many source tokens; WSD for cos
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
-from cptkit.study import sizes, stats
+from cptkit.study import sizes, stats, store
 from cptkit.study.claims import published as published_rows
 from cptkit.study.experiments import TARGET, Study, continued
 from cptkit.study.laws.closed_form import FLOPS_PER_WEIGHT
@@ -25,7 +25,8 @@ from cptkit.study.profiles import with_shape
 from cptkit.study.store import Arm
 from cptkit.train.config import ConfigError
 from cptkit.train.shapes import Shape
-from cptkit.train.spec import ModelSpec, ProbesSpec, RunSpec
+from cptkit.train.spec import ModelSpec, ProbesSpec, RunSpec, run_id
+from cptkit.train.trainer import train
 
 MAX_EPOCHS = 4.0  # repeated text is not fresh text, which the laws are about
 LOSS = f"ppl.{TARGET}.nats_per_token"
@@ -129,6 +130,38 @@ def grid(study: Study, rates: Mapping[tuple[str, str], float]) -> list[Arm]:
         for arm, model in starts(study, name).items()
         for budget in sorted(plan.budgets, reverse=True)
     ]
+
+
+def alone(study: Study, arms: Iterable[Arm], count: int = 2) -> pd.DataFrame:
+    """`count` runs of the grid trained again whole, without a beginning from another: is it the same run?
+
+    From scratch, the smallest sizes, the shortest budgets but one (which the longest hand theirs on to).
+    Columns: size, D, loss in the grid and alone, and whether all metrics and weights are equal.
+    """
+    scratch = [arm for arm in arms if arm.arm == "scratch"]
+    budget = sorted({arm.spec.tokens for arm in scratch})[1]
+    rows = []
+    for arm in [arm for arm in scratch if arm.spec.tokens == budget][:count]:
+        shared = study.runs / run_id(arm.spec, study.cache)
+        lone = train(
+            arm.spec,
+            runs=study.runs / "alone",
+            cache=study.cache,
+            progress=study.progress,
+            label=f"{arm}, alone",
+        )
+        both = [store.read_metrics(f).drop(columns="tokens_per_second") for f in (shared, lone)]
+        weights = [(f / "model" / "model.safetensors").read_bytes() for f in (shared, lone)]
+        rows.append(
+            {
+                "size": arm.labels["size"],
+                "D": arm.spec.tokens,
+                "loss, in the grid": both[0][LOSS].iloc[-1],
+                "loss, alone": both[1][LOSS].iloc[-1],
+                "equal": both[0].equals(both[1]) and weights[0] == weights[1],
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def points(frame: pd.DataFrame) -> pd.DataFrame:
