@@ -143,13 +143,8 @@ def alone(study: Study, arms: Iterable[Arm], count: int = 2) -> pd.DataFrame:
     rows = []
     for arm in [arm for arm in scratch if arm.spec.tokens == budget][:count]:
         shared = study.runs / run_id(arm.spec, study.cache)
-        lone = train(
-            arm.spec,
-            runs=study.runs / "alone",
-            cache=study.cache,
-            progress=study.progress,
-            label=f"{arm}, alone",
-        )
+        where = {"runs": study.runs / "alone", "cache": study.cache, "progress": study.progress}
+        lone = train(arm.spec, label=f"{arm}, alone", **where)
         both = [store.read_metrics(f).drop(columns="tokens_per_second") for f in (shared, lone)]
         weights = [(f / "model" / "model.safetensors").read_bytes() for f in (shared, lone)]
         rows.append(

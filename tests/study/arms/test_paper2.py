@@ -13,7 +13,7 @@ from cptkit.study.arms import paper2, replay
 from cptkit.study.profiles import load_profile
 from cptkit.train import forks
 from cptkit.train.config import ConfigError
-from cptkit.train.spec import ModelSpec
+from cptkit.train.spec import ModelSpec, run_id
 
 
 @pytest.fixture
@@ -105,6 +105,25 @@ def test_a_profile_without_the_section_says_so(tmp_path):
         paper2.rate_sweep(study)
     with pytest.raises(ConfigError, match=r"no \[replay\] section"):
         replay.shares(study)
+
+
+def test_runs_that_share_their_beginning_are_held_against_whole_ones(tmp_path):
+    study = experiments.open_study("smoke", root=tmp_path, progress=False)
+    plan, start = study.profile.scaling, study.profile.base.pretraining.model
+    budgets = sorted(plan.budgets, reverse=True)
+    arms = [
+        paper2.run_of(study, name, "scratch", budget, 1e-3, start)
+        for name in list(paper2.shapes_of(plan))[:1]
+        for budget in budgets
+    ]
+    study.run(arms)
+    table = paper2.alone(study, arms)
+    assert table["equal"].tolist() == [True]
+    assert table["D"].tolist() == [sorted(arm.spec.tokens for arm in arms)[1]]
+    assert table["loss, alone"].iloc[0] == table["loss, in the grid"].iloc[0]
+    metrics = study.runs / run_id(arms[-2].spec, study.cache) / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"lr": 0.001', '"lr": 0.0011'))
+    assert not paper2.alone(study, arms)["equal"].any()
 
 
 # ---- replay ----
