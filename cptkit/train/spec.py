@@ -16,7 +16,7 @@ from typing import Literal
 
 from cptkit.data import corpora
 from cptkit.data.corpus import CorpusSpec
-from cptkit.data.mixture import Constant, Linear, Phases, Switch
+from cptkit.data.weights import Constant, Linear, Phases, Switch
 from cptkit.train.averaging import Feedback, Released, Shadow
 from cptkit.train.config import ConfigError, dumps, from_dict, read_toml, to_dict
 from cptkit.train.lora import LoraSpec

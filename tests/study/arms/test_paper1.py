@@ -7,7 +7,7 @@ import dataclasses
 import pandas as pd
 import pytest
 
-from cptkit.data.mixture import Switch
+from cptkit.data.weights import Switch
 from cptkit.study import (
     beyond,
     checks,

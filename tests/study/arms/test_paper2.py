@@ -7,7 +7,7 @@ import dataclasses
 import pandas as pd
 import pytest
 
-from cptkit.data.mixture import Constant
+from cptkit.data.weights import Constant
 from cptkit.study import experiments
 from cptkit.study.arms import paper2, replay
 from cptkit.study.profiles import load_profile
