@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -50,7 +51,7 @@ def test_smoothed_rounds_equal_a_loop_over_single_ones(data):
     rule = TopicFeedback(alpha=alpha, smoothing=smoothing, normalise="largest")
     found = rule.update(shares, [dict(zip(names, row, strict=True)) for row in table])
     smooth = None
-    for before, after in zip(table[:-1], table[1:], strict=True):
+    for before, after in itertools.pairwise(table):
         change = (after - before) / np.abs(after - before).max()
         smooth = change if smooth is None else smoothing * smooth + (1 - smoothing) * change
     raised = np.maximum(1 + alpha * smooth, 1e-3) / k
