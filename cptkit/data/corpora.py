@@ -42,6 +42,16 @@ def read_documents(spec: CorpusSpec, cache: Path, skips: Skips | None = None) ->
     at all, more than `spec.max_skipped` of the records unusable (known at the end of the corpus, or after
     1,000 unusable ones without a usable one).
     """
+    found = 0
+    for document in _all_topics(spec, cache, Skips() if skips is None else skips):
+        if spec.topic is None or document.topic == spec.topic:
+            found += 1
+            yield document
+    if not found:
+        raise DataError(f"{spec.name}: no {spec.split} document")
+
+
+def _all_topics(spec: CorpusSpec, cache: Path, skips: Skips) -> Iterator[Document]:
     if spec.kind == "world":
         from cptkit.data.world import World
 
@@ -50,7 +60,6 @@ def read_documents(spec: CorpusSpec, cache: Path, skips: Skips | None = None) ->
     if spec.kind == "lists":
         yield from Lists(**spec.params).documents(spec.split, megabytes=spec.megabytes)
         return
-    skips = Skips() if skips is None else skips
     left = float("inf") if spec.megabytes is None else spec.megabytes * 1e6
     key: Callable[[Document], str] = packages.page_of if spec.kind == "package" else lambda d: d.text
     found = 0
@@ -80,6 +89,8 @@ def fingerprint(spec: CorpusSpec, cache: Path) -> str:
     change under its name, so it gets a warning.
     """
     known = {k: v for k, v in asdict(spec).items() if k not in ("path", "max_skipped")} | {"reader": READER}
+    if spec.topic is None:  # younger than the fingerprints that are in use
+        del known["topic"]
     if spec.kind == "world":
         from cptkit.data.world import World
 

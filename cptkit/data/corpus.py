@@ -19,7 +19,8 @@ class CorpusSpec:
 
     `split` is cut here, by hash: packages by page (the same in every language), everything else by text, so
     that equal texts are on one side. With both shares 0, `train` is everything. Generated text (the world,
-    lists) has its own splits.
+    lists) has its own splits. `topic` keeps the documents of one topic of what is left, so that the topics
+    of a corpus divide it.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class CorpusSpec:
     hub_split: str = "train"  # hub: the data set's own split
     revision: str | None = None  # hub: a commit, so that the data cannot change
     params: dict = field(default_factory=dict)  # world, lists
+    topic: str | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (("kind", KINDS), ("split", SPLITS), ("unit", UNITS)):
@@ -53,4 +55,5 @@ class CorpusSpec:
 
     @property
     def name(self) -> str:
-        return f"{self.kind} corpus {self.path or self.params} ({self.lang})"
+        topic = "" if self.topic is None else f", topic {self.topic}"
+        return f"{self.kind} corpus {self.path or self.params} ({self.lang}{topic})"
