@@ -10,6 +10,7 @@ run must not go on and a `DataError` says why.
 - **hub**: a data set on the Hugging Face hub or in a local folder, streamed by `datasets`. Remote code is
   never run: `datasets` itself has no such option since version 4.
 - **package**: `libreoffice_help` or `debian_handbook` (see `packages.py`).
+- **topics**: what `topics.py` has labelled and left in the cache.
 - **world**: the lab world (see `world.py`). **lists**: language-free lists (see `lists.py`).
 
 Nothing in the data is executed. Cost: memory for one record; JSON lines are read at about 60 MB/s, gzip
@@ -18,6 +19,7 @@ at about 40 MB/s, on one core. `fingerprint` reads every local file once, at the
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import warnings
@@ -60,6 +62,9 @@ def _all_topics(spec: CorpusSpec, cache: Path, skips: Skips) -> Iterator[Documen
     if spec.kind == "lists":
         yield from Lists(**spec.params).documents(spec.split, megabytes=spec.megabytes)
         return
+    if spec.kind == "topics":
+        yield from _labelled(spec, cache)
+        return
     left = float("inf") if spec.megabytes is None else spec.megabytes * 1e6
     key: Callable[[Document], str] = packages.page_of if spec.kind == "package" else lambda d: d.text
     found = 0
@@ -95,6 +100,8 @@ def fingerprint(spec: CorpusSpec, cache: Path) -> str:
         from cptkit.data.world import World
 
         known["data"] = World(**spec.params).fingerprint
+    elif spec.kind == "topics":
+        known["data"] = spec.path
     elif spec.kind == "lists":
         known["data"] = Lists(**spec.params).fingerprint
     elif spec.kind == "package":
@@ -114,6 +121,25 @@ def fingerprint(spec: CorpusSpec, cache: Path) -> str:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ------------------------------------------------------------------------------------------- labelled text
+
+
+def topics_file(key: str, cache: Path) -> Path:
+    """Where a corpus labelled by `topics.py` lies."""
+    return Path(cache) / "topics" / f"{key}.jsonl.gz"
+
+
+def _labelled(spec: CorpusSpec, cache: Path) -> Iterator[Document]:
+    place = topics_file(spec.path, cache)
+    try:
+        with gzip.open(place, "rt", encoding="utf-8") as file:
+            for line in file:
+                row = json.loads(line)
+                yield Document(row["text"], row["id"], spec.lang, row["kind"], row["topic"])
+    except (OSError, EOFError, ValueError, KeyError) as error:
+        raise DataError(f"{place} cannot be read ({error!r}): label the corpus again") from error
 
 
 # ------------------------------------------------------------------------------------------- hub, packages
