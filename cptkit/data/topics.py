@@ -88,7 +88,9 @@ def train_linear(documents: Sequence[Document], *, seed: int = 0, strength: floa
     )
     pipeline.fit([d.text[:LETTERS] for d in labelled], [d.topic for d in labelled])
     learnt = json.dumps([[d.topic, d.text] for d in labelled] + [seed, strength, LETTERS])
-    return Linear(tuple(map(str, pipeline.classes_)), pipeline, hashlib.sha256(learnt.encode()).hexdigest()[:16])
+    return Linear(
+        tuple(map(str, pipeline.classes_)), pipeline, hashlib.sha256(learnt.encode()).hexdigest()[:16]
+    )
 
 
 # ---- how good it is ---------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ grid has headline arms, run with all seeds of the profile, and further arms, run
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from cptkit.data.corpus import CorpusSpec
+from cptkit.data.order import Buckets, Paced, Sorted
 from cptkit.train.config import ConfigError
 from cptkit.train.restraint import Coherence, Gate, TrustRegion
 from cptkit.train.schedule import Schedule
@@ -248,3 +250,53 @@ class Bilingual:
     steps: int
     source_share: float
     rate: float
+
+
+@dataclass(frozen=True)
+class TopicPlan:
+    """Notebook 08: the target divided by topic, with shares that are fixed or follow perplexity.
+
+    The source keeps `source_share`. Fixed shares go as (size of the topic) ** power, for each of `powers`:
+    1 is proportional, 0 uniform. Fed-back shares are set every `every` steps with each of `alphas`. With
+    the first alpha also: on topics of which `errors` are wrong, on those of a classifier that has seen
+    `labels` documents, and with `groups` of topics moved as one. `eta` is the strength of exponentiated
+    gradient on excess loss, against the proportional run. The first two powers and the first alpha are run
+    with all seeds.
+    """
+
+    source_share: float = 0.2
+    steps: int = 0
+    every: int = 10
+    probe: int = 10
+    powers: tuple[float, ...] = (1.0, 0.0)
+    alphas: tuple[float, ...] = (1.0,)
+    normalise: Literal["relative", "largest", "sum"] = "largest"
+    smoothing: float = 0.0
+    floor: float = 0.01
+    cap: float = 1.0
+    errors: tuple[float, ...] = ()
+    labels: int = 0
+    threshold: float = 0.0
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    eta: float | None = None
+    documents: int = 20  # of each topic's validation text
+
+    def __post_init__(self) -> None:
+        if self.steps and 1.0 not in self.powers:
+            raise ConfigError("topics.powers: 1, proportional, is what the others are compared with")
+
+
+@dataclass(frozen=True)
+class OrderPlan:
+    """Notebook 09: the same target text in other orders, at `source_share`; `orders` with all seeds.
+
+    Arm `random` is always run. `more` are run with the first seed. With `subjects` the topics also follow
+    each other, one by one. `describe` sequences are scored to show what a score prefers.
+    """
+
+    source_share: float = 0.2
+    steps: int = 0
+    orders: dict[str, Sorted | Buckets | Paced] = field(default_factory=dict)
+    more: dict[str, Sorted | Buckets | Paced] = field(default_factory=dict)
+    subjects: bool = False
+    describe: int = 500
