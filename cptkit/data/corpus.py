@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from cptkit.data import packages
 from cptkit.data.documents import DataError
 
-KINDS = ("files", "hub", "lists", "package", "topics", "world")
+KINDS = ("files", "hub", "lists", "made", "package", "world")
 GENERATED = ("lists", "world")  # their splits are streams of their own, with any name
 SPLITS = ("train", "validation", "test")
 UNITS = ("file", "block", "line")
@@ -25,7 +25,7 @@ class CorpusSpec:
 
     kind: str
     lang: str
-    path: str = ""  # files: file, folder or glob; hub: data set or folder; package: name; topics: key
+    path: str = ""  # files: file, folder or glob; hub: data set or folder; package: name; made: key
     split: str = "train"
     validation: float = 0.0  # share of documents held out for validation
     test: float = 0.0
@@ -47,7 +47,7 @@ class CorpusSpec:
                 raise DataError(f"corpus: {name} {getattr(self, name)!r} is not one of {', '.join(allowed)}")
         if self.kind == "package" and self.path not in packages.SETS:
             raise DataError(f"corpus: package set {self.path!r} is not one of {', '.join(packages.SETS)}")
-        if self.kind in ("files", "hub", "topics") and not self.path:
+        if self.kind in ("files", "hub", "made") and not self.path:
             raise DataError(f"corpus: kind {self.kind!r} needs a path")
         if self.megabytes is not None and not self.megabytes > 0:
             raise DataError(f"corpus: megabytes must be positive, not {self.megabytes}")

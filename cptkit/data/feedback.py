@@ -11,7 +11,7 @@ own, so what a run has measured is all that a checkpoint needs.
   mixed with the uniform shares. A source gets more the further it is above what a reference run reached.
 
 A source without a measurement in the last round keeps its share; what the others have together is theirs to
-divide. Shares are then moved into [floor, cap], the rest in proportion.
+divide. Shares are then moved into [floor, cap], both shares of what is divided, the rest in proportion.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TopicFeedback:
             for name in now
             if name in changes
         }
-        return bounded(_scaled(shares, factors), self.floor, self.cap)
+        return _within(_scaled(shares, factors), self.floor, self.cap)
 
     def _changes(self, shares: Measured, measured: Sequence[Measured]) -> dict[str, float]:
         """The normalised change of each source, smoothed over the rounds in which it was measured."""
@@ -114,7 +114,7 @@ class ExcessLoss:
         moved, mass = _scaled(shares, factors), sum(shares[name] for name in factors)
         for name in factors:
             moved[name] = (1 - self.uniform) * moved[name] + self.uniform * mass / len(factors)
-        return bounded(moved, self.floor, self.cap)
+        return _within(moved, self.floor, self.cap)
 
 
 def bounded(shares: Measured, floor: float, cap: float) -> dict[str, float]:
@@ -142,6 +142,11 @@ def bounded(shares: Measured, floor: float, cap: float) -> dict[str, float]:
     found = at(high)
     spare = total - sum(found.values())
     return {name: share + spare * share / sum(found.values()) for name, share in found.items()}
+
+
+def _within(shares: Measured, floor: float, cap: float) -> dict[str, float]:
+    total = sum(shares.values())
+    return bounded(shares, floor * total, cap * total)
 
 
 def _known(shares: Measured, round_: Measured) -> dict[str, float]:

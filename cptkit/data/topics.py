@@ -5,8 +5,8 @@ accuracy. Here the default is TF-IDF over character n-grams with logistic regres
 script, no download, a thousand pages a second on one core. An encoder of Hugging Face form has the same
 interface (`train/encoder.py`).
 
-`assign` labels a corpus once, in parallel, into `<cache>/topics/<key>.jsonl.gz`, and returns the corpus
-that reads it (kind "topics"): its topics are sources of a mixture like any others. A document whose best
+`assign` labels a corpus once, in parallel, into `<cache>/made/<key>.jsonl.gz`, and returns the corpus that
+reads it (kind "made"): its topics are sources of a mixture like any others. A document whose best
 topic is less likely than `threshold` is "unknown", which is a topic too: no text is lost.
 
 In the lab world the true topic is known. `misled` labels a corpus with errors of an exact rate, so that a
@@ -15,13 +15,10 @@ mixture's dependence on its classifier can be measured.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import os
 import random
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -173,7 +170,7 @@ def assign(
             labels, _ = _decide(classifier, chances, threshold)
             yield from (replace(d, topic=t) for d, t in zip(documents, labels.tolist(), strict=True))
 
-    return _made(spec, key, cache, labelled)
+    return corpora.make(key, spec.lang, labelled, cache)
 
 
 def misled(spec: CorpusSpec, error: float, cache: Path, *, seed: int = 0) -> CorpusSpec:
@@ -195,30 +192,12 @@ def misled(spec: CorpusSpec, error: float, cache: Path, *, seed: int = 0) -> Cor
             others = [name for name in names if name != document.topic]
             yield replace(document, topic=rng.choice(others)) if n in wrong else document
 
-    return _made(spec, _key(spec, cache, "misled", error, seed), cache, labelled)
+    return corpora.make(_key(spec, cache, "misled", error, seed), spec.lang, labelled, cache)
 
 
 def _key(spec: CorpusSpec, cache: Path, *more: object) -> str:
     text = json.dumps([corpora.fingerprint(spec, cache), *map(str, more)])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-def _made(spec: CorpusSpec, key: str, cache: Path, documents: Callable[[], Iterable[Document]]) -> CorpusSpec:
-    place = corpora.topics_file(key, cache)
-    if not place.exists():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=f".{key}.", delete=False) as file:
-            try:
-                with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
-                    for d in documents():
-                        row = {"id": d.id, "topic": d.topic, "kind": d.kind, "text": d.text}
-                        packed.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-                file.close()
-                os.replace(file.name, place)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-    return CorpusSpec("topics", spec.lang, path=key)
 
 
 def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -151,16 +151,17 @@ def shares_text(weights: dict[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """`weights` at first; every `every` steps the shares of the sources in `texts` are set anew by `rule`.
+    """`base`, but what the sources of `texts` have together is divided by `rule`, anew every `every` steps.
 
     `texts` gives each of them its validation text, whose perplexity the rule is told at step 0 and then after
     every interval; the other sources keep their shares. `groups` (group -> sources) are measured and moved as
     one, their sources in fixed proportion to each other: feedback between data sets and not between topics.
+    Phases of `base` must change between intervals.
     """
 
     kind: ClassVar[str] = "dynamic"
 
-    weights: dict[str, float]
+    base: Constant | Phases
     every: int
     rule: TopicFeedback | ExcessLoss
     texts: dict[str, CorpusSpec]
@@ -168,36 +169,36 @@ class Dynamic:
     documents: int = 50  # per validation text, from its beginning
 
     def __post_init__(self) -> None:
-        check_weights(self.weights)
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
             raise MixtureError(f"every must be a whole number of at least 1, not {self.every!r}")
-        if missing := [name for name in self.texts if self.weights.get(name, 0.0) <= 0]:
-            raise MixtureError(f"dynamic weights need a positive share of {', '.join(missing)} to begin with")
+        starts = [phase.start for phase in self.base.phases] if isinstance(self.base, Phases) else [0]
+        if late := [start for start in starts if start % self.every]:
+            raise MixtureError(f"phases start at {late}, inside of an interval of {self.every} steps")
+        for start in starts:
+            if missing := [name for name in self.texts if self.base.at(start).get(name, 0.0) <= 0]:
+                raise MixtureError(f"step {start}: feedback needs a positive share of {', '.join(missing)}")
         grouped = [name for names in self.groups.values() for name in names]
         if self.groups and sorted(grouped) != sorted(self.texts):
             raise MixtureError("groups must name every source that is fed back exactly once")
         if len(self.groups or self.texts) < 2:
-            raise MixtureError(
-                "feedback needs at least two sources, or two groups, to divide a share between"
-            )
+            raise MixtureError("feedback needs two sources, or two groups, to divide a share between")
 
     def at(self, step: int) -> dict[str, float]:
-        return self.weights
+        return self.base.at(step)
 
-    def next(self, shares: dict[str, float], measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """The shares of the next interval, from those of the last and all measurements so far."""
+    def next(self, step: int, shares: Mapping[str, float], measured: Sequence[Mapping[str, float]]) -> dict:
+        """The shares from `step` on, from those before it and all measurements so far."""
         members = self.groups or {name: (name,) for name in self.texts}
-        together = {group: sum(shares[n] for n in names) for group, names in members.items()}
+        asked, before = dict(self.base.at(step)), sum(shares[name] for name in self.texts)
+        scale = sum(asked[name] for name in self.texts) / before
+        together = {group: scale * sum(shares[n] for n in names) for group, names in members.items()}
         moved = self.rule.update(together, [self._grouped(m, shares, members) for m in measured])
-        new = dict(shares)
         for group, names in members.items():
             for name in names:
-                new[name] = shares[name] / together[group] * moved[group]
-        return new
+                asked[name] = scale * shares[name] / together[group] * moved[group]
+        return asked
 
-    def _grouped(
-        self, round_: Mapping[str, float], shares: dict[str, float], members: Mapping
-    ) -> dict[str, float]:
+    def _grouped(self, round_: Mapping, shares: Mapping, members: Mapping) -> dict[str, float]:
         """Perplexity of each group: of its mean loss, sources weighted by their shares."""
         found = {}
         for group, names in members.items():
@@ -210,4 +211,4 @@ class Dynamic:
         return found
 
     def __str__(self) -> str:
-        return f"{shares_text(self.weights)} at first; every {self.every} steps by {self.rule}"
+        return f"{self.base}; {', '.join(self.texts)} divided anew every {self.every} steps by {self.rule}"

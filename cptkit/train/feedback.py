@@ -29,7 +29,7 @@ class Feedback:
     def due(self, step: int, total: int) -> bool:
         return step % self.weights.every == 0 and step < total
 
-    def update(self, model: torch.nn.Module, mixture: Mixture) -> dict[str, float]:
+    def update(self, step: int, model: torch.nn.Module, mixture: Mixture) -> dict[str, float]:
         """Measure, set the mixture's shares for the next interval, and return a row of metrics.
 
         Columns: `feedback.<source>.perplexity` as measured, `feedback.<source>.share` from now on.
@@ -39,7 +39,7 @@ class Feedback:
             for name, texts in self.texts.items()
         }
         self.measured.append(found)
-        shares = self.weights.next(mixture.shares, self.measured)
+        shares = self.weights.next(step, mixture.shares, self.measured)
         mixture.reweigh(shares, self.weights.every)
         row = {f"feedback.{name}.perplexity": value for name, value in found.items()}
         return row | {f"feedback.{name}.share": shares[name] for name in found}

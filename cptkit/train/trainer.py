@@ -335,7 +335,7 @@ class _Run:
             return
         began = time.perf_counter()
         with self.accelerator.autocast():
-            row = self.feedback.update(self.model, self.mixture)
+            row = self.feedback.update(self.step, self.model, self.mixture)
         self.seconds["probes"] += time.perf_counter() - began
         self._log({"kind": "feedback"} | row)
 

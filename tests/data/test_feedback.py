@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 
 from cptkit.data.corpus import CorpusSpec
 from cptkit.data.feedback import ExcessLoss, FeedbackError, TopicFeedback, bounded
-from cptkit.data.weights import Dynamic, MixtureError
+from cptkit.data.weights import Constant, Dynamic, MixtureError, Phase, Phases
 
 SHARES = {"law": 0.5, "arts": 0.3, "sports": 0.2}
 
@@ -109,6 +109,16 @@ def test_bounds_keep_the_sum_and_the_proportions_inside(raw, floor, cap):
     assert values == pytest.approx(np.clip(s * scale, floor, cap), abs=1e-6)
 
 
+def test_floor_and_cap_are_shares_of_what_is_divided():
+    half = {name: share / 2 for name, share in SHARES.items()}
+    measured = [{"law": 10.0, "arts": 20.0, "sports": 8.0}, {"law": 11.0, "arts": 18.0, "sports": 8.0}]
+    rule = TopicFeedback(alpha=1.0, floor=0.1, cap=0.6)
+    whole = rule.update(SHARES, measured)
+    assert whole["arts"] == pytest.approx(0.1)
+    assert whole["law"] == pytest.approx(0.6)
+    assert rule.update(half, measured) == pytest.approx({name: share / 2 for name, share in whole.items()})
+
+
 def test_bounds_that_cannot_hold_are_refused():
     with pytest.raises(FeedbackError, match="3 shares"):
         bounded(SHARES, 0.4, 1.0)
@@ -129,13 +139,13 @@ def text(topic: str) -> CorpusSpec:
 
 def dynamic(**more) -> Dynamic:
     weights = {"english": 0.2, "law": 0.4, "arts": 0.24, "sports": 0.16}
-    return Dynamic(weights, 10, TopicFeedback(alpha=0.5), {t: text(t) for t in SHARES}, **more)
+    return Dynamic(Constant(weights), 10, TopicFeedback(alpha=0.5), {t: text(t) for t in SHARES}, **more)
 
 
 def test_sources_that_are_not_fed_back_keep_their_share():
     measured = [{"law": 10.0, "arts": 20.0, "sports": 8.0}, {"law": 11.0, "arts": 18.0, "sports": 8.0}]
     weights = dynamic()
-    found = weights.next(weights.weights, measured)
+    found = weights.next(10, weights.at(0), measured)
     assert found["english"] == 0.2
     assert sum(found.values()) == pytest.approx(1.0)
     alone = TopicFeedback(alpha=0.5).update(SHARES, measured)
@@ -145,7 +155,7 @@ def test_sources_that_are_not_fed_back_keep_their_share():
 def test_groups_move_as_one():
     weights = dynamic(groups={"a": ("law", "arts"), "b": ("sports",)})
     measured = [{"law": 10.0, "arts": 20.0, "sports": 8.0}, {"law": 12.0, "arts": 24.0, "sports": 8.0}]
-    found = weights.next(weights.weights, measured)
+    found = weights.next(10, weights.at(0), measured)
     assert found["law"] / found["arts"] == pytest.approx(0.4 / 0.24)
     assert found["law"] + found["arts"] > 0.64
     # The group's perplexity is that of its mean loss: both fell by a factor of 1.2, the other not at all.
@@ -159,10 +169,32 @@ def test_groups_move_as_one():
 
 def test_dynamic_weights_that_make_no_sense_are_refused():
     with pytest.raises(MixtureError, match="positive share of arts"):
-        Dynamic({"law": 1.0, "arts": 0.0}, 10, TopicFeedback(), {t: text(t) for t in ("law", "arts")})
+        Dynamic(
+            Constant({"law": 1.0, "arts": 0.0}), 10, TopicFeedback(), {t: text(t) for t in ("law", "arts")}
+        )
     with pytest.raises(MixtureError, match="two sources"):
-        Dynamic({"law": 1.0}, 10, TopicFeedback(), {"law": text("law")})
+        Dynamic(Constant({"law": 1.0}), 10, TopicFeedback(), {"law": text("law")})
     with pytest.raises(MixtureError, match="exactly once"):
         dynamic(groups={"a": ("law",), "b": ("sports",)})
     with pytest.raises(MixtureError, match="every"):
-        Dynamic({"law": 0.5, "arts": 0.5}, 0, TopicFeedback(), {t: text(t) for t in ("law", "arts")})
+        Dynamic(
+            Constant({"law": 0.5, "arts": 0.5}), 0, TopicFeedback(), {t: text(t) for t in ("law", "arts")}
+        )
+
+
+def test_in_the_next_phase_the_topics_divide_what_it_gives_them():
+    first = {"english": 0.2, "law": 0.4, "arts": 0.24, "sports": 0.16}
+    second = {"english": 0.7, "law": 0.1, "arts": 0.06, "sports": 0.04, "questions": 0.1}
+    texts = {t: text(t) for t in SHARES}
+    weights = Dynamic(Phases((Phase(0, first), Phase(20, second))), 10, TopicFeedback(alpha=0.5), texts)
+    measured = [{"law": 10.0, "arts": 20.0, "sports": 8.0}, {"law": 11.0, "arts": 18.0, "sports": 8.0}]
+    before = weights.next(10, first, measured)
+    same = [measured[0], measured[0]]
+    after = weights.next(20, before, same)  # nothing changed: the division stays
+    assert after["english"] == 0.7
+    assert after["questions"] == 0.1
+    assert {t: after[t] / 0.2 for t in SHARES} == pytest.approx({t: before[t] / 0.8 for t in SHARES})
+    with pytest.raises(MixtureError, match="inside of an interval"):
+        Dynamic(Phases((Phase(0, first), Phase(15, second))), 10, TopicFeedback(), texts)
+    with pytest.raises(MixtureError, match="step 20: feedback needs"):
+        Dynamic(Phases((Phase(0, first), Phase(20, {"english": 1.0}))), 10, TopicFeedback(), texts)

@@ -81,7 +81,7 @@ def test_in_processes_as_in_one_and_only_once(classifier, tmp_path, monkeypatch)
     alone = topics.assign(spec, classifier, tmp_path / "a")
     many = topics.assign(spec, classifier, tmp_path / "b", workers=2)
     assert alone == many
-    files = [corpora.topics_file(alone.path, tmp_path / n).read_bytes() for n in "ab"]
+    files = [corpora.made_file(alone.path, tmp_path / n).read_bytes() for n in "ab"]
     assert files[0] == files[1]
     monkeypatch.setattr(topics, "_in_parallel", None)
     assert topics.assign(spec, classifier, tmp_path / "a") == alone
@@ -122,6 +122,6 @@ def test_what_cannot_be_learnt_or_read_is_refused(tmp_path):
         topics.report(Fixed(), [Document("0.5", "1", "xx")])
     with pytest.raises(TopicError, match="needs one of several topics"):
         topics.misled(CorpusSpec("lists", "zxx", megabytes=0.01), 0.1, tmp_path)
-    with pytest.raises(DataError, match="label the corpus again"):
-        list(corpora.read_documents(CorpusSpec("topics", "l2", path="gone"), tmp_path))
-    assert not [p for p in (tmp_path / "topics").iterdir()]
+    with pytest.raises(DataError, match="make the corpus again"):
+        list(corpora.read_documents(CorpusSpec("made", "l2", path="gone"), tmp_path))
+    assert not [p for p in (tmp_path / "made").iterdir()]

@@ -11,7 +11,7 @@ import pytest
 
 from cptkit.data.feedback import TopicFeedback
 from cptkit.data.order import Paced, Sorted
-from cptkit.data.weights import Dynamic
+from cptkit.data.weights import Constant, Dynamic
 from cptkit.eval import scores
 from cptkit.train import forks, models, trainer
 from cptkit.train.config import ConfigError
@@ -29,7 +29,7 @@ def by_topic(split="train", megabytes=0.3):
 
 def dynamic_run(**changes):
     weights = Dynamic(
-        {"source": 0.25, "physics": 0.25, "law": 0.25, "sports": 0.25},
+        Constant({"source": 0.25, "physics": 0.25, "law": 0.25, "sports": 0.25}),
         every=3,
         rule=TopicFeedback(alpha=0.8),
         texts=by_topic("validation", 0.06),

@@ -118,7 +118,7 @@ class Topics:
     def dynamic(self, rule: TopicFeedback | ExcessLoss, division: Division) -> Dynamic:
         """From proportional shares on, fed back over the topics that have held-out text."""
         return Dynamic(
-            division.shares(1.0, self.plan.source_share),
+            Constant(division.shares(1.0, self.plan.source_share)),
             every=self.plan.every,
             rule=rule,
             texts=division.held_out,
@@ -126,10 +126,9 @@ class Topics:
         )
 
     def rule(self, alpha: float) -> TopicFeedback:
-        """P3's rule with this alpha and what else the plan says; floors are shares of the target."""
+        """P3's rule with this alpha and what else the plan says."""
         plan = self.plan
-        floor = plan.floor * (1 - plan.source_share)
-        return TopicFeedback(alpha, plan.normalise, {}, plan.smoothing, floor, plan.cap)
+        return TopicFeedback(alpha, plan.normalise, {}, plan.smoothing, plan.floor, plan.cap)
 
     # -- the arms --
 
@@ -188,8 +187,7 @@ class Topics:
             return []
         ends = stats.ends(frame[(frame["arm"] == STATIC[1.0]) & (frame["seed"] == seed)]).iloc[0]
         reference = {name: float(ends[f"ppl.{name}.nats_per_token"]) for name in self.true.held_out}
-        floor = plan.floor * (1 - plan.source_share)
-        weights = self.dynamic(ExcessLoss(reference, plan.eta, floor=floor, cap=plan.cap), self.true)
+        weights = self.dynamic(ExcessLoss(reference, plan.eta, floor=plan.floor, cap=plan.cap), self.true)
         return [self.arm("excess loss", seed, weights, self.true)]
 
 
