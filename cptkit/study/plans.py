@@ -300,3 +300,64 @@ class OrderPlan:
     more: dict[str, Sorted | Buckets | Paced] = field(default_factory=dict)
     subjects: bool = False
     describe: int = 500
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Two stages over one learning-rate schedule: shares of source, target and synthetic text in each.
+
+    The second begins after `first_share` of the steps, at a multiple of `every`; topics are divided anew
+    every `every` steps with `alpha`. P3: 2 : 8 : 0, then 1 : 7 : 2, target first.
+    """
+
+    steps: int
+    every: int
+    first_share: float = 0.75
+    first: tuple[float, float, float] = (0.8, 0.2, 0.0)
+    second: tuple[float, float, float] = (0.7, 0.1, 0.2)
+    alpha: float = 0.5
+    schedule: Schedule = Schedule("wsd")
+
+    def __post_init__(self) -> None:
+        for shares in (self.first, self.second):
+            if abs(sum(shares) - 1) > 1e-9 or min(shares) < 0:
+                raise ConfigError(f"synthesis.stages: shares must sum to 1, not {shares}")
+        if self.schedule.kind != "wsd":
+            raise ConfigError("synthesis.stages.schedule: wsd, one decay at the end of both stages")
+
+    @property
+    def switch(self) -> int:
+        """The first step of the second stage."""
+        return round(self.first_share * self.steps / self.every) * self.every
+
+
+@dataclass(frozen=True)
+class SynthesisPlan:
+    """Notebook 10: question-answer text made of passages, in place of target text, at `source_share`.
+
+    `teacher` "world" asks the lab world, with exact error rates; "model" asks the profile's own start
+    model, which must be an instruct model. `passages` is the text it is asked about (default: the
+    target's), the first `count` documents of it. `shares` of all tokens are synthetic; at the share `at`
+    the answers have `errors`. The first and `at` are run with all seeds. `stages` is P3's recipe and what
+    it is made of; `sizes` names sizes of the scaling section on which the same arms are run, to see whether
+    a small model ranks them as the larger does.
+    """
+
+    teacher: Literal["world", "model"] = "world"
+    passages: CorpusSpec | None = None
+    count: int = 0
+    pairs: int = 6
+    max_tokens: int = 160
+    discipline: str = "general education"
+    template: str = "lab"
+    source_share: float = 0.2
+    steps: int = 0
+    shares: tuple[float, ...] = ()
+    errors: tuple[float, ...] = ()
+    at: float = 0.2
+    stages: Stages | None = None
+    sizes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.errors and self.at not in self.shares:
+            raise ConfigError("synthesis.at: errors are compared at one of the shares")

@@ -26,6 +26,7 @@ from cptkit.study.plans import (
     OrderPlan,
     Replay,
     Scaling,
+    SynthesisPlan,
     Text,
     TopicPlan,
     Transfer,
@@ -94,6 +95,7 @@ class Profile:
     languages: Languages | None = None
     topics: TopicPlan | None = None
     order: OrderPlan | None = None
+    synthesis: SynthesisPlan | None = None
     transfer: Transfer | None = None
     bilingual: Bilingual | None = None
     measurement: bool = True
