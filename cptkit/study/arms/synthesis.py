@@ -128,14 +128,11 @@ def examples(made: Made, count: int = 5) -> pd.DataFrame:
 # ---- the arms ---------------------------------------------------------------------------------------
 
 
-def _run(
-    study: Study, seed: int, mixture: Weights, texts: dict[str, CorpusSpec], steps: int, **changes
-) -> RunSpec:
-    profile = study.profile
-    probes = dataclasses.replace(profile.run.probes, choices_steps=(0, steps), steps=(0, steps))
-    sources = {name: corpus for name, corpus in texts.items() if name in mixture.at(0) or name == SYNTHETIC}
-    changes |= {"steps": steps, "probes": probes, "sources": sources, "mixture": mixture}
-    return continued(profile, study.base(), 0.0, seed=seed, **changes)
+def _run(study: Study, seed: int, mixture: Weights, sources: dict[str, CorpusSpec], **changes) -> RunSpec:
+    steps = changes["steps"]
+    probes = dataclasses.replace(study.profile.run.probes, choices_steps=(0, steps), steps=(0, steps))
+    changes |= {"probes": probes, "sources": sources, "mixture": mixture}
+    return continued(study.profile, study.base(), 0.0, seed=seed, **changes)
 
 
 def name_of(share: float, error: float = 0.0) -> str:
@@ -152,7 +149,7 @@ def _shared(study: Study, share: float, made: Made | None, seed: int) -> Arm:
     texts |= {SYNTHETIC: made.corpus} if share else {}
     texts = {name: corpus for name, corpus in texts.items() if name in weights}
     error = made.error if share and made else 0.0
-    spec = _run(study, seed, Constant(weights), texts, plan.steps or profile.run.steps)
+    spec = _run(study, seed, Constant(weights), texts, steps=plan.steps or profile.run.steps)
     return Arm(SYNTHETIC, name_of(share, error), seed, spec, {"synthetic": share, "error": error})
 
 
@@ -176,7 +173,7 @@ def errors(study: Study, made: list[Made]) -> list[Arm]:
 
 
 def stages(study: Study, made: Made) -> list[Arm]:
-    """P3's recipe whole, without each of its parts, and in one stage of the same average mixture; first seed."""
+    """P3's recipe whole, without each of its parts, and in one stage of the same average mixture."""
     plan, profile = plan_of(study).stages, study.profile
     if plan is None:
         return []
@@ -206,9 +203,10 @@ def stages(study: Study, made: Made) -> list[Arm]:
             division.sources if by_topic else {TARGET: profile.target.train}
         )
         texts |= {SYNTHETIC: made.corpus} if any(SYNTHETIC in phase.weights for phase in phases) else {}
-        sorted_ = {name: Sorted() for name in texts if name.startswith(TARGET)} if order else None
-        spec = _run(study, seed, weights, texts, plan.steps, schedule=plan.schedule, order=sorted_)
-        return Arm("stages", name, seed, spec)
+        changes = {"steps": plan.steps, "schedule": plan.schedule}
+        if order:
+            changes["order"] = {name: Sorted() for name in texts if name.startswith(TARGET)}
+        return Arm("stages", name, seed, _run(study, seed, weights, texts, **changes))
 
     return [
         arm(WHOLE),
@@ -220,7 +218,7 @@ def stages(study: Study, made: Made) -> list[Arm]:
 
 
 def on_proxies(study: Study, made: list[Made]) -> pd.DataFrame:
-    """Every arm of this notebook, first seed, on the plan's smaller sizes and the profile's own; label `size`."""
+    """Every arm here, first seed, on the plan's smaller sizes and the profile's own; label `size`."""
     plan, frames = plan_of(study), []
     first = dataclasses.replace(study, profile=study.profile.with_seeds([study.profile.seeds[0]]))
     known = paper2.shapes_of(study.profile.scaling)
@@ -248,10 +246,8 @@ def agreement(frame: pd.DataFrame, metrics: dict[str, int], draws: int = 2000, s
             both = pd.DataFrame({"own": own.loc[common, metric], "proxy": proxy.loc[common, metric]}).dropna()
             if len(both) < 3:
                 continue
-            drawn = [
-                both.iloc[rng.integers(0, len(both), len(both))].corr("spearman").iloc[0, 1]
-                for _ in range(draws)
-            ]
+            picks = rng.integers(0, len(both), (draws, len(both)))
+            drawn = [both.iloc[pick].corr("spearman").iloc[0, 1] for pick in picks]
             low, high = np.nanquantile(drawn, [0.025, 0.975])
             chosen, best = (better * both["proxy"]).idxmax(), (better * both["own"]).idxmax()
             rows.append(
@@ -276,10 +272,8 @@ def estimates(frame: pd.DataFrame) -> dict[str, stats.Interval | str]:
     found: dict[str, stats.Interval | str] = dict.fromkeys(
         ("proxy.loss", "proxy.choices"), "no smaller model was trained here"
     )
-    for name, metric in (
-        ("proxy.loss", "ppl.target.nats_per_token"),
-        ("proxy.choices", "choices.target.accuracy"),
-    ):
+    metrics = {"proxy.loss": "ppl.target.nats_per_token", "proxy.choices": "choices.target.accuracy"}
+    for name, metric in metrics.items():
         rows = table[table["metric"] == metric] if len(table) else table
         if len(rows):
             row = rows.iloc[0]

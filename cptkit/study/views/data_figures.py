@@ -29,6 +29,11 @@ MIXTURE_METRICS = (
     "copain.accuracy",
     "choices.target.accuracy",
 )
+PROXY_METRICS = {
+    "ppl.target.nats_per_token": "target loss",
+    "choices.target.accuracy": "multiple choice",
+    "ppl.source.nats_per_token": "English loss",
+}
 ORDER_METRICS = (
     "ppl.target.perplexity",
     "ppl.source.perplexity",
@@ -232,3 +237,38 @@ def _ends_table(frame: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
     return table.rename(lambda arm: style.arm_style(arm).label).rename_axis("arm").reset_index()
+
+
+def stages_table(frame: pd.DataFrame, folder: Path | None = None, name: str = "stages") -> pd.DataFrame | str:
+    """P3's recipe and what it is made of, at the end, as `order_table`."""
+    return order_table(frame, folder, name) if len(frame) else "This profile has no stages."
+
+
+def proxies(frame: pd.DataFrame, folder: Path | None = None, name: str = "proxies") -> Figure | str:
+    """Each arm on a smaller model against the same arm on the larger: losses and choices, one row a proxy."""
+    ends = stats.ends(frame)
+    own = ends[(ends["size"] == "own") & (ends["arm"] != "base")].set_index("arm")
+    small = [size for size in ends["size"].unique() if size != "own"]
+    if not small:
+        return "This profile has no smaller sizes."
+    metrics = [m for m in PROXY_METRICS if m in own and own[m].notna().any()]
+    data = []
+    with style.drawing():
+        fig = style.new(4.6 * len(metrics) + 0.4, 4.2 * len(small) + 0.8)
+        panels = fig.subplots(len(small), len(metrics), squeeze=False)
+        for row, size in zip(panels, small, strict=True):
+            proxy = ends[ends["size"] == size].set_index("arm")
+            for ax, metric in zip(row, metrics, strict=True):
+                both = pd.DataFrame({"own": own[metric], "proxy": proxy[metric]}).dropna()
+                rank = both.corr("spearman").iloc[0, 1]
+                for arm, point in both.iterrows():
+                    look = style.arm_style(arm)
+                    ax.plot(
+                        point["proxy"], point["own"], ls="none", marker=look.marker, ms=7,
+                        color=look.colour, label=look.label,
+                    )  # fmt: skip
+                words = PROXY_METRICS[metric]
+                ax.set(title=f"rank correlation {rank:+.2f}", xlabel=f"{words}, {size}", ylabel=words)
+                data.append(both.assign(metric=metric, size=size).reset_index())
+        legend(fig)
+        return style.save(fig, pd.concat(data, ignore_index=True), folder, name)
