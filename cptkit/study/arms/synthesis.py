@@ -243,6 +243,8 @@ def agreement(frame: pd.DataFrame, metrics: dict[str, int], draws: int = 2000, s
         proxy = ends[ends["size"] == size].set_index("arm")
         common = [arm for arm in own.index if arm in proxy.index and arm != "base"]
         for metric, better in metrics.items():
+            if metric not in ends:
+                continue
             both = pd.DataFrame({"own": own.loc[common, metric], "proxy": proxy.loc[common, metric]}).dropna()
             if len(both) < 3:
                 continue

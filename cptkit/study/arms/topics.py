@@ -185,7 +185,8 @@ class Topics:
         plan, seed = self.plan, self.study.profile.seeds[0]
         if plan.eta is None:
             return []
-        ends = stats.ends(frame[(frame["arm"] == STATIC[1.0]) & (frame["seed"] == seed)]).iloc[0]
+        ends = stats.ends(frame)
+        ends = ends[(ends["arm"] == STATIC[1.0]) & (ends["seed"] == seed)].iloc[0]
         reference = {name: float(ends[f"ppl.{name}.nats_per_token"]) for name in self.true.held_out}
         weights = self.dynamic(ExcessLoss(reference, plan.eta, floor=plan.floor, cap=plan.cap), self.true)
         return [self.arm("excess loss", seed, weights, self.true)]
