@@ -279,7 +279,8 @@ class TopicPlan:
     threshold: float = 0.0
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     eta: float | None = None
-    documents: int = 20  # of each topic's validation text
+    documents: int = 20  # of each topic's validation text, when shares are set
+    megabytes: float | None = None  # of all validation text, where the profile's own is too long to probe
 
     def __post_init__(self) -> None:
         if self.steps and 1.0 not in self.powers:

@@ -194,8 +194,10 @@ class Topics:
 
 def open_topics(study: Study) -> Topics:
     """What notebook 08 starts with."""
-    plan_of(study)
-    return Topics(study, divide(study))
+    plan, held_out = plan_of(study), study.profile.target.validation
+    if plan.megabytes is not None:
+        held_out = dataclasses.replace(held_out, megabytes=plan.megabytes)
+    return Topics(study, divide(study, validation=held_out))
 
 
 # ---- what came out ----------------------------------------------------------------------------------

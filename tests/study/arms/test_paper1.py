@@ -7,6 +7,7 @@ import dataclasses
 import pandas as pd
 import pytest
 
+<<<<<<< HEAD
 from cptkit.data.weights import Switch
 from cptkit.study import (
     beyond,
@@ -21,9 +22,15 @@ from cptkit.study import (
     store,
     tables,
 )
+=======
+from cptkit.data.mixture import Switch
+from cptkit.study import checks, experiments, fronts, profiles, store
+from cptkit.study.arms import beyond, paper1, paper2, replay
+>>>>>>> main
 from cptkit.study.checks import CheckError
 from cptkit.study.profiles import load_profile, packaged
 from cptkit.study.store import Arm
+from cptkit.study.views import evidence, tables
 from cptkit.train.averaging import Feedback, Released, Shadow
 from cptkit.train.spec import ModelSpec, run_id
 from tests.study.test_experiments import TINY
