@@ -7,26 +7,9 @@ import dataclasses
 import pandas as pd
 import pytest
 
-<<<<<<< HEAD
 from cptkit.data.weights import Switch
-from cptkit.study import (
-    beyond,
-    checks,
-    evidence,
-    experiments,
-    fronts,
-    paper1,
-    paper2,
-    profiles,
-    replay,
-    store,
-    tables,
-)
-=======
-from cptkit.data.mixture import Switch
 from cptkit.study import checks, experiments, fronts, profiles, store
 from cptkit.study.arms import beyond, paper1, paper2, replay
->>>>>>> main
 from cptkit.study.checks import CheckError
 from cptkit.study.profiles import load_profile, packaged
 from cptkit.study.store import Arm
