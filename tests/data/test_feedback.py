@@ -59,6 +59,7 @@ def test_smoothed_rounds_equal_a_loop_over_single_ones(data):
 
 
 def test_a_source_without_new_evidence_keeps_its_share():
+    """B22: a source that was not measured is not punished for it."""
     measured = [{"law": 10.0, "arts": 20.0, "sports": 8.0}, {"law": 11.0, "arts": 18.0}]
     found = TopicFeedback(alpha=0.5).update(SHARES, measured)
     assert found["sports"] == pytest.approx(0.2)
@@ -117,6 +118,17 @@ def test_floor_and_cap_are_shares_of_what_is_divided():
     assert whole["arts"] == pytest.approx(0.1)
     assert whole["law"] == pytest.approx(0.6)
     assert rule.update(half, measured) == pytest.approx({name: share / 2 for name, share in whole.items()})
+
+
+def test_no_source_is_lost_however_often_the_rule_says_so():
+    """B22: with a floor, shares do not go one-hot; without, the same measurements take all."""
+    measured = [{"law": 10.0 + n, "arts": 10.0 - n / 10, "sports": 10.0 - n / 10} for n in range(40)]
+    for floor, least in ((0.05, 0.05), (0.0, 0.0)):
+        shares, rule = dict(SHARES), TopicFeedback(alpha=0.5, floor=floor)
+        for n in range(1, 40):
+            shares = rule.update(shares, measured[: n + 1])
+        assert min(shares.values()) == pytest.approx(least, abs=1e-6)
+    assert shares["law"] == pytest.approx(1.0, abs=1e-6)
 
 
 def test_bounds_that_cannot_hold_are_refused():

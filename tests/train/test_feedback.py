@@ -90,6 +90,7 @@ def interrupted(spec, runs, cache, stops):
 
 
 def test_resuming_twice_inside_a_dynamic_run_equals_the_uninterrupted_one(dynamic, tmp_path, cache):
+    """B24: shares, what was measured and what is owed are all in the checkpoint."""
     again = interrupted(dynamic_run(), tmp_path, cache, [4, 6])
     assert same(again, dynamic)
     assert json.loads((again / "audit.json").read_text()) == json.loads((dynamic / "audit.json").read_text())
