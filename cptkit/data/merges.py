@@ -1,13 +1,14 @@
 """More pieces for an existing BPE tokenizer, without moving one that it has.
 
-Training goes on where the tokenizer's own stopped: its pieces of the target text are the alphabet, and the most
-frequent neighbours are merged, again and again, never across a word. The new merges come after all old ones, so
-a text is first cut as it ever was and then joined further; text in which no new pair occurs is cut exactly as before.
-Every new piece is two older ones, so that its embedding has something to start from (`train/vocabulary.py`).
+Training goes on where the tokenizer's own stopped: its pieces of the target text are the alphabet, and the
+most frequent neighbours are merged, again and again, never across a word. The new merges come after all old
+ones, so a text is first cut as it ever was and then joined further; text in which no new pair occurs is cut
+exactly as before. Every new piece is two older ones, so that its embedding has something to start from
+(`train/vocabulary.py`).
 
-Old ids stay: added tokens (end of text, chat marks) are written into the vocabulary with the ids they have, and new
-ids begin behind the largest. Works on byte-level BPE (GPT-2, Llama 3, SmolLM2) and on SentencePiece-like BPE (Llama 2,
-Gemma). The result is a plain tokenizer of Hugging Face form.
+Old ids stay: added tokens (end of text, chat marks) are written into the vocabulary with the ids they have,
+and new ids begin behind the largest. Works on byte-level BPE (GPT-2, Llama 3, SmolLM2) and on
+SentencePiece-like BPE (Llama 2, Gemma). The result is a plain tokenizer of Hugging Face form.
 
 Cost: pure Python, about 10 s for 1,000 merges of 3 MB of text.
 """
