@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import heapq
+import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -53,7 +54,7 @@ def learn(tokenizer, texts: Iterable[str], count: int, least: int = 2) -> list[M
     pairs: Counter = Counter()
     places: dict[tuple[str, str], set[int]] = defaultdict(set)
     for w, (pieces, n) in enumerate(words):
-        for pair in zip(pieces, pieces[1:], strict=False):
+        for pair in itertools.pairwise(pieces):
             pairs[pair] += n
             places[pair].add(w)
     heap = [(-n, pair) for pair, n in pairs.items()]
@@ -80,11 +81,11 @@ def learn(tokenizer, texts: Iterable[str], count: int, least: int = 2) -> list[M
 
 
 def _join(words, at, pair, piece, pairs, places) -> set[tuple[str, str]]:
-    """Replace `pair` by `piece` in the words `at`; counts and places follow. The pairs that are new or grew."""
+    """Replace `pair` by `piece` in the words `at`, with counts and places; the pairs that grew."""
     grown = set()
     for w in at:
         pieces, n = words[w]
-        before = Counter(zip(pieces, pieces[1:], strict=False))
+        before = Counter(itertools.pairwise(pieces))
         joined, k = [], 0
         while k < len(pieces):
             if k + 1 < len(pieces) and (pieces[k], pieces[k + 1]) == pair:
@@ -94,7 +95,7 @@ def _join(words, at, pair, piece, pairs, places) -> set[tuple[str, str]]:
                 joined.append(pieces[k])
                 k += 1
         words[w][0] = joined
-        after = Counter(zip(joined, joined[1:], strict=False))
+        after = Counter(itertools.pairwise(joined))
         for other, times in (before - after).items():
             pairs[other] -= n * times
         for other, times in (after - before).items():

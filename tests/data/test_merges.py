@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -31,7 +32,7 @@ def brute_force(words: dict[tuple[str, ...], int], known: set[str], count: int, 
     while len(found) < count:
         pairs = Counter()
         for pieces, n in words.items():
-            for pair in zip(pieces, pieces[1:], strict=False):
+            for pair in itertools.pairwise(pieces):
                 pairs[pair] += n
         options = [(-n, pair) for pair, n in pairs.items() if pair not in banned and n >= least]
         if not options:
