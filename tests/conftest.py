@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cptkit.data.corpus import CorpusSpec
-from cptkit.data.mixture import Constant
+from cptkit.data.weights import Constant
 from cptkit.train.schedule import Schedule
 from cptkit.train.spec import ModelSpec, ProbesSpec, RunSpec, TokenizerSpec
 

@@ -32,6 +32,9 @@ FIGURES = {
         "fig4_allocation",
     },
     "07_languages": {"closeness", "fig3_accuracy"},
+    "08_topic_mixture": {"classifier", "shares", "by_topic", "regret"},
+    "09_ppl_curriculum": {"what_a_score_prefers", "over_steps", "plane"},
+    "10_synthetic_qa": {"shares", "errors", "proxies"},
 }  # fmt: skip
 
 

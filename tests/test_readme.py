@@ -48,7 +48,7 @@ def test_own_data_from_a_local_jsonl_file_to_a_model(tmp_path, cache, capsys, mo
 
 def test_each_further_key_is_one_that_a_run_has():
     lines = [line for line in BLOCKS[2].splitlines() if line.strip()]
-    assert len(lines) == 3
+    assert len(lines) == 4
     for line in lines:
         parsed = tomllib.loads(line)
         spec = from_dict(RunSpec, to_dict(tiny_run()) | parsed)

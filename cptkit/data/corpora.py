@@ -10,6 +10,7 @@ run must not go on and a `DataError` says why.
 - **hub**: a data set on the Hugging Face hub or in a local folder, streamed by `datasets`. Remote code is
   never run: `datasets` itself has no such option since version 4.
 - **package**: `libreoffice_help` or `debian_handbook` (see `packages.py`).
+- **made**: what `topics.py` has labelled or `synthesis.py` written, and left in the cache.
 - **world**: the lab world (see `world.py`). **lists**: language-free lists (see `lists.py`).
 
 Nothing in the data is executed. Cost: memory for one record; JSON lines are read at about 60 MB/s, gzip
@@ -18,10 +19,13 @@ at about 40 MB/s, on one core. `fingerprint` reads every local file once, at the
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
+import os
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -42,6 +46,16 @@ def read_documents(spec: CorpusSpec, cache: Path, skips: Skips | None = None) ->
     at all, more than `spec.max_skipped` of the records unusable (known at the end of the corpus, or after
     1,000 unusable ones without a usable one).
     """
+    found = 0
+    for document in _all_topics(spec, cache, Skips() if skips is None else skips):
+        if spec.topic is None or document.topic == spec.topic:
+            found += 1
+            yield document
+    if not found:
+        raise DataError(f"{spec.name}: no {spec.split} document")
+
+
+def _all_topics(spec: CorpusSpec, cache: Path, skips: Skips) -> Iterator[Document]:
     if spec.kind == "world":
         from cptkit.data.world import World
 
@@ -50,7 +64,9 @@ def read_documents(spec: CorpusSpec, cache: Path, skips: Skips | None = None) ->
     if spec.kind == "lists":
         yield from Lists(**spec.params).documents(spec.split, megabytes=spec.megabytes)
         return
-    skips = Skips() if skips is None else skips
+    if spec.kind == "made":
+        yield from _made(spec, cache)
+        return
     left = float("inf") if spec.megabytes is None else spec.megabytes * 1e6
     key: Callable[[Document], str] = packages.page_of if spec.kind == "package" else lambda d: d.text
     found = 0
@@ -80,10 +96,14 @@ def fingerprint(spec: CorpusSpec, cache: Path) -> str:
     change under its name, so it gets a warning.
     """
     known = {k: v for k, v in asdict(spec).items() if k not in ("path", "max_skipped")} | {"reader": READER}
+    if spec.topic is None:  # younger than the fingerprints that are in use
+        del known["topic"]
     if spec.kind == "world":
         from cptkit.data.world import World
 
         known["data"] = World(**spec.params).fingerprint
+    elif spec.kind == "made":
+        known["data"] = spec.path
     elif spec.kind == "lists":
         known["data"] = Lists(**spec.params).fingerprint
     elif spec.kind == "package":
@@ -103,6 +123,47 @@ def fingerprint(spec: CorpusSpec, cache: Path) -> str:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------- made text
+
+
+def made_file(key: str, cache: Path) -> Path:
+    """Where a corpus lies that was made here."""
+    return Path(cache) / "made" / f"{key}.jsonl.gz"
+
+
+def make(key: str, lang: str, documents: Callable[[], Iterable[Document]], cache: Path) -> CorpusSpec:
+    """The corpus of `documents()`, written under `key` unless it is there; whole or not at all.
+
+    `key` must stand for the texts: it is all of the corpus that enters a fingerprint.
+    """
+    place = made_file(key, cache)
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=f".{key}.", delete=False) as file:
+            try:
+                with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
+                    for d in documents():
+                        row = {"id": d.id, "topic": d.topic, "kind": d.kind, "text": d.text}
+                        packed.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+                file.close()
+                os.replace(file.name, place)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    return CorpusSpec("made", lang, path=key)
+
+
+def _made(spec: CorpusSpec, cache: Path) -> Iterator[Document]:
+    place = made_file(spec.path, cache)
+    try:
+        with gzip.open(place, "rt", encoding="utf-8") as file:
+            for line in file:
+                row = json.loads(line)
+                yield Document(row["text"], row["id"], spec.lang, row["kind"], row["topic"])
+    except (OSError, EOFError, ValueError, KeyError) as error:
+        raise DataError(f"{place} cannot be read ({error!r}): make the corpus again") from error
 
 
 # ------------------------------------------------------------------------------------------- hub, packages

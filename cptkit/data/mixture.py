@@ -8,9 +8,15 @@ first, the deadline being where it would be behind by more than 1 - 1/(2k-2). Th
 1 - 1/(2k-2) sequences of its target, after every sequence, for any weights known in advance. Simply taking
 the source furthest behind does not achieve that when weights change.
 
+Weights that are set while the run goes on (`Dynamic`) are not known in advance. `reweigh` plans one interval
+at a time: each source is to have at its end what it should have by then, so what it was owed is paid within
+the interval. Then every source is within one sequence of its target at the end of an interval, and within
+two inside it, unless its share of an interval is less than what it had too much.
+
 Inside a source, sequences come in an order shuffled anew every epoch, which depends on the source's name,
 the seed and the epoch only: two arms with one seed see the same target text in the same order, whatever
-is mixed in.
+is mixed in. `arrange` may put the sequences that a run will use in another order (`order.py`): which they are
+stays the same, so that orders are compared on equal text.
 
 Departure from P1: its released configuration derives weights from document counts, by a formula that gives
 50/50 for any two sources. Here the weights are the shares of tokens that were asked for, nothing else.
@@ -24,155 +30,13 @@ from __future__ import annotations
 import difflib
 import hashlib
 import math
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from cptkit.data.documents import DataError
+from cptkit.data.weights import MixtureError, Weights, check_weights
 
 TOLERANCE = 1e-9  # of a sequence: rounding must not decide whether a source is due
-
-
-class MixtureError(DataError):
-    """Weights, sources or a saved state that do not fit; the message has the numbers."""
-
-
-# ---- weights as functions of the step ----
-
-
-class Weights(Protocol):
-    """Shares of the sources at a 0-based optimiser step; they sum to 1. `str()` says it in a few words."""
-
-    def at(self, step: int) -> dict[str, float]: ...
-
-
-@dataclass(frozen=True)
-class Constant:
-    """The same shares at every step."""
-
-    kind: ClassVar[str] = "constant"
-
-    weights: dict[str, float]
-
-    def __post_init__(self) -> None:
-        _check_weights(self.weights)
-
-    def at(self, step: int) -> dict[str, float]:
-        return self.weights
-
-    def __str__(self) -> str:
-        return "constant"
-
-
-@dataclass(frozen=True)
-class Switch:
-    """`before` up to `step`, `after` from `step` on."""
-
-    kind: ClassVar[str] = "switch"
-
-    before: dict[str, float]
-    after: dict[str, float]
-    step: int
-
-    def __post_init__(self) -> None:
-        _check_weights(self.before)
-        _check_weights(self.after)
-        _check_step(self.step, "step")
-
-    def at(self, step: int) -> dict[str, float]:
-        return self.before if step < self.step else self.after
-
-    def __str__(self) -> str:
-        return f"{_shares(self.before)}; from step {self.step} {_shares(self.after)}"
-
-
-@dataclass(frozen=True)
-class Linear:
-    """`start` up to step `first`, `end` from step `last` on, a straight line between."""
-
-    kind: ClassVar[str] = "linear"
-
-    start: dict[str, float]
-    end: dict[str, float]
-    first: int
-    last: int
-
-    def __post_init__(self) -> None:
-        _check_weights(self.start)
-        _check_weights(self.end)
-        _check_step(self.first, "first")
-        _check_step(self.last, "last")
-        if self.first >= self.last:
-            raise MixtureError(f"linear weights need first < last, not {self.first} and {self.last}")
-
-    def at(self, step: int) -> dict[str, float]:
-        way = min(max((step - self.first) / (self.last - self.first), 0.0), 1.0)
-        names = self.start | self.end
-        return {n: (1 - way) * self.start.get(n, 0.0) + way * self.end.get(n, 0.0) for n in names}
-
-    def __str__(self) -> str:
-        return f"linear, step {self.first} {_shares(self.start)} to step {self.last} {_shares(self.end)}"
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Shares from step `start` on."""
-
-    start: int
-    weights: dict[str, float]
-
-    def __post_init__(self) -> None:
-        _check_step(self.start, "start")
-        _check_weights(self.weights)
-
-
-@dataclass(frozen=True)
-class Phases:
-    """Any number of phases, in order; the first starts at step 0."""
-
-    kind: ClassVar[str] = "phases"
-
-    phases: tuple[Phase, ...]
-
-    def __post_init__(self) -> None:
-        starts = [phase.start for phase in self.phases]
-        if starts[:1] != [0] or any(b <= a for a, b in pairwise(starts)):
-            raise MixtureError(f"phases must start at step 0 and then at ever later steps, not at {starts}")
-
-    def at(self, step: int) -> dict[str, float]:
-        return next(p.weights for p in reversed(self.phases) if p.start <= max(step, 0))
-
-    def __str__(self) -> str:
-        return "; ".join(f"from step {p.start} {_shares(p.weights)}" for p in self.phases)
-
-
-def _check_weights(weights: dict[str, float]) -> None:
-    if not isinstance(weights, dict) or not weights:
-        raise MixtureError(f"weights must be a table of source = share, not {weights!r}")
-    for name, share in weights.items():
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < math.inf:
-            raise MixtureError(f"the weight of {name!r} must be a number of at least 0, not {share!r}")
-    if abs(sum(weights.values()) - 1) > 1e-6:
-        raise MixtureError(f"{_shares(weights)}: weights must sum to 1, not {sum(weights.values()):.7g}")
-
-
-def _check_step(step: int, what: str) -> None:
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise MixtureError(f"{what} must be a whole number of at least 0, not {step!r}")
-
-
-def _unknown(name: object, known) -> str:
-    near = difflib.get_close_matches(str(name), list(known), 1)
-    return f"unknown; did you mean {near[0]!r}?" if near else f"unknown; known: {', '.join(map(str, known))}"
-
-
-def _shares(weights: dict[str, float]) -> str:
-    return " + ".join(f"{100 * share:.4g} % {name}" for name, share in weights.items())
-
-
-# ---- the mixture ----
 
 
 class Mixture:
@@ -187,6 +51,10 @@ class Mixture:
             micro-batches and ranks.
         seed: of the order inside each source.
         max_epochs: how often a source may be repeated (1.0: never); None: as often as the weights ask.
+        arrange: source name to a function that is given the sequences this run will use, in their random
+            order (int64, with repetitions in later epochs), and returns them in the order wanted. With
+            weights that are fed back their number is an estimate from the first ones; what is used beyond
+            it is in random order.
 
     Raises:
         MixtureError: unknown sources in the weights, a positive weight on an empty source, a schedule that
@@ -202,6 +70,7 @@ class Mixture:
         sequences_per_step: int,
         seed: int,
         max_epochs: float | None = None,
+        arrange: Mapping[str, Callable[[np.ndarray], np.ndarray]] | None = None,
     ) -> None:
         if min(length, steps, sequences_per_step) < 1:
             raise MixtureError(f"{length=}, {steps=} and {sequences_per_step=} must be at least 1")
@@ -209,39 +78,85 @@ class Mixture:
         self.steps, self.sequences_per_step, self.seed = steps, sequences_per_step, seed
         self.names = list(self.sources)
         self._shares = np.array([self._row(step) for step in range(steps)])
-        # Target of each source in sequences, at the start of every step and at the end of the last one.
+        # What each source should have had, in sequences, at the start of every step and after the last.
         self._target = np.zeros((steps + 1, len(self.names)))
         np.cumsum(self._shares * sequences_per_step, axis=0, out=self._target[1:])
-        self._check_supply(max_epochs)
-        self._drawn_from = [i for i in range(len(self.names)) if self._target[-1, i] > 0]
-        k = len(self._drawn_from)
-        self._slack = 1 / (2 * k - 2) if k > 1 else 0.0
-        self._columns = np.ascontiguousarray(self._target.T)
+        self.max_epochs = max_epochs
+        self._check_supply(steps)
+        self._changes: list[tuple[int, int, list[float], list[int]]] = []
+        self._follow(self._target, self._shares)
         self._orders: dict[int, tuple[int, np.ndarray]] = {}
+        self._arranged = self._arrange(arrange or {})
         self.step = 0
         self._counts = [0] * len(self.names)
         self._worst = 0.0
 
+    def _follow(self, plan: np.ndarray, rates: np.ndarray) -> None:
+        """Draw by `plan` [steps + 1, k], which grows by `rates`: the target, unless weights are fed back."""
+        self._plan, self._rates, self._columns = plan, rates, np.ascontiguousarray(plan.T)
+        self._drawn_from = [i for i in range(len(self.names)) if plan[-1, i] > 0]
+        k = len(self._drawn_from)
+        self._slack = 1 / (2 * k - 2) if k > 1 else 0.0
+
     def _row(self, step: int) -> list[float]:
-        weights = self.weights.at(step)
+        return self._checked(self.weights.at(step), step)
+
+    def _checked(self, weights: Mapping[str, float], step: int) -> list[float]:
         for name in weights:
             if name not in self.sources:
                 raise MixtureError(f"weights, step {step}: source {name!r} is {_unknown(name, self.sources)}")
-        _check_weights(weights)
+        check_weights(weights)
         total = math.fsum(weights.values())  # may miss 1 by 1e-6, in a million sequences a whole one
         return [weights.get(name, 0.0) / total for name in self.names]
 
-    def _check_supply(self, max_epochs: float | None) -> None:
-        for name, asked in zip(self.names, self._target[-1].tolist(), strict=True):
+    def _check_supply(self, until: int) -> None:
+        """Refuse targets that no text, or too little, is there for, up to the start of step `until`."""
+        for name, asked in zip(self.names, self._target[until].tolist(), strict=True):
             available = self.sources[name]
             if asked > 0 and available < 1:
                 raise MixtureError(f"source {name!r} has a positive weight but no sequences")
-            if max_epochs is not None and asked > max_epochs * available * (1 + TOLERANCE):
+            if self.max_epochs is not None and asked > self.max_epochs * available * (1 + TOLERANCE):
                 raise MixtureError(
                     f"source {name!r}: the schedule asks for {_tokens(asked * self.length)} tokens of the "
                     f"{_tokens(available * self.length)} there are, {asked / available:.2f} epochs where "
-                    f"max_epochs is {max_epochs:g}: add text, lower its weight, train less or allow more"
+                    f"max_epochs is {self.max_epochs:g}: add text, lower its weight, train less or allow more"
                 )
+
+    # -- weights that are fed back --
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The shares of the next step (of the last one at the end)."""
+        return dict(zip(self.names, self._shares[min(self.step, self.steps - 1)].tolist(), strict=True))
+
+    def reweigh(self, weights: Mapping[str, float], steps: int) -> None:
+        """From the next step on use these shares; they are expected to hold for `steps` steps.
+
+        Raises:
+            MixtureError: unknown sources, shares that do not sum to 1, or more than `max_epochs` of a source
+                within those steps.
+        """
+        until = min(self.step + max(steps, 1), self.steps)
+        row = self._checked(weights, self.step)
+        if until == self.step:
+            return
+        self._apply(self.step, until, row, self._counts)
+        self._check_supply(until)
+        self._changes.append((self.step, until, row, list(self._counts)))
+
+    def _apply(self, step: int, until: int, row: list[float], counts: list[int]) -> None:
+        """Targets from `step` on by the shares `row`, and the plan that has paid all debts at `until`."""
+        n = self.sequences_per_step
+        self._shares[step:] = row
+        ahead = np.arange(1, self.steps - step + 1)[:, None] * n
+        self._target[step + 1 :] = self._target[step] + ahead * np.asarray(row)
+        missing = np.maximum(self._target[until] - counts, 0.0)
+        missing *= (until - step) * n / missing.sum()
+        rates, plan = self._shares.copy(), self._target.copy()
+        rates[step:until] = missing / ((until - step) * n)
+        plan[step] = counts
+        plan[step + 1 :] = plan[step] + np.cumsum(rates[step:] * n, axis=0)
+        self._follow(plan, rates)
 
     # -- drawing --
 
@@ -255,11 +170,12 @@ class Mixture:
         """
         if self.step >= self.steps:
             raise MixtureError(f"the mixture was planned for {self.steps} steps and has delivered them all")
-        target, shares = self._target[self.step].tolist(), self._shares[self.step].tolist()
+        step, fed_back = self.step, self._plan is not self._target
+        plan, rates = self._plan[step].tolist(), self._rates[step].tolist()
         deadlines = {i: self._deadline(i) for i in self._drawn_from}
         drawn = []
         for n in range(1, self.sequences_per_step + 1):
-            behind = {i: target[i] + n * shares[i] - self._counts[i] for i in self._drawn_from}
+            behind = {i: plan[i] + n * rates[i] - self._counts[i] for i in self._drawn_from}
             enough = min(self._slack, max(behind.values()))  # rounding must leave one due
             due = [i for i in self._drawn_from if behind[i] >= enough - TOLERANCE]
             chosen = min(due, key=deadlines.__getitem__)
@@ -267,6 +183,9 @@ class Mixture:
             self._counts[chosen] += 1
             deadlines[chosen] = self._deadline(chosen)
             behind[chosen] -= 1
+            if fed_back:  # what counts is the distance from what was asked, not from the plan
+                asked = self._target[step] + n * self._shares[step]
+                behind = dict(enumerate((asked - self._counts).tolist()))
             self._worst = max(self._worst, max(map(abs, behind.values())))
         self.step += 1
         return drawn
@@ -282,6 +201,9 @@ class Mixture:
         return (step - 1 + float(share)) * self.sequences_per_step
 
     def _index(self, i: int) -> int:
+        arranged = self._arranged.get(i, ())
+        if self._counts[i] < len(arranged):
+            return int(arranged[self._counts[i]])
         epoch, position = divmod(self._counts[i], self.sources[self.names[i]])
         if self._orders.get(i, (None,))[0] != epoch:
             self._orders[i] = epoch, self._order(self.names[i], epoch)
@@ -292,6 +214,23 @@ class Mixture:
         source = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "big")
         bits = np.random.PCG64(np.random.SeedSequence([source, self.seed, epoch]))
         return np.argsort(bits.random_raw(self.sources[name]), kind="stable")
+
+    def _arrange(self, arrange: Mapping[str, Callable[[np.ndarray], np.ndarray]]) -> dict[int, np.ndarray]:
+        """The sequences that the sources of `arrange` will use, in the order wanted."""
+        result = {}
+        for name, order in arrange.items():
+            if name not in self.sources:
+                raise MixtureError(f"order of source {name!r}: {_unknown(name, self.sources)}")
+            i = self.names.index(name)
+            need, there = math.ceil(self._target[-1, i] - TOLERANCE), self.sources[name]
+            epochs = [self._order(name, epoch) for epoch in range(-(-need // there) if there else 0)]
+            used = np.concatenate(epochs)[:need] if epochs else np.zeros(0, np.int64)
+            result[i] = np.asarray(order(used))
+            if sorted(result[i].tolist()) != sorted(used.tolist()):
+                raise MixtureError(
+                    f"order of source {name!r}: it must keep the {need} sequences it was given"
+                )
+        return result
 
     # -- reporting --
 
@@ -347,12 +286,13 @@ class Mixture:
     # -- resuming --
 
     def state_dict(self) -> dict:
-        """Step, counts and the deviation so far: plain numbers, a copy."""
+        """Step, counts, the deviation so far and the weights fed back so far: plain numbers, a copy."""
         counts = dict(zip(self.names, self._counts, strict=True))
-        return {"step": self.step, "counts": counts, "worst": self._worst}
+        changes = [[step, until, list(row), list(had)] for step, until, row, had in self._changes]
+        return {"step": self.step, "counts": counts, "worst": self._worst, "changes": changes}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on where `state_dict` was taken.
+        """Go on where `state_dict` was taken, in a mixture that has not been drawn from.
 
         Raises:
             MixtureError: the state belongs to other sources, weights, or another size of step.
@@ -363,12 +303,15 @@ class Mixture:
                 f"the saved mixture (step {step}, sources {', '.join(counts)}) is not this one "
                 f"({self.steps} steps, sources {', '.join(self.names)})"
             )
-        targets = dict(zip(self.names, self._target[step].tolist(), strict=True))
-        apart = any(abs(counts[name] - target) >= 1 for name, target in targets.items())
+        for changed, until, row, had in state.get("changes", ()):
+            self._apply(changed, until, row, had)
+            self._changes.append((changed, until, row, had))
+        plan = dict(zip(self.names, self._plan[step].tolist(), strict=True))
+        apart = any(abs(counts[name] - planned) >= 1 for name, planned in plan.items())
         if apart or sum(counts.values()) != step * self.sequences_per_step:
             raise MixtureError(
                 f"the saved mixture had drawn {counts} sequences by step {step}, these weights and this "
-                f"batch size ask for {targets}: resume with the settings it was saved with"
+                f"batch size ask for {plan}: resume with the settings it was saved with"
             )
         self.step, self._worst = step, state["worst"]
         self._counts = [counts[name] for name in self.names]
@@ -380,3 +323,8 @@ def _tokens(n: float) -> str:
         if n >= size:
             return f"{n / size:.3g}{unit}"
     return f"{n:.0f}"
+
+
+def _unknown(name: object, known) -> str:
+    near = difflib.get_close_matches(str(name), list(known), 1)
+    return f"unknown; did you mean {near[0]!r}?" if near else f"unknown; known: {', '.join(map(str, known))}"

@@ -262,10 +262,10 @@ def _untranslated(paragraph: str, vocabulary: set[str]) -> bool:
 def read_pages(folder: Path, page) -> dict[str, list[str]]:
     """`{page name: paragraphs}` of every HTML file under `folder`, in the order of their names."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.html")}
-    return {name.removesuffix(".html"): page(_parse(files[name])) for name in sorted(files)}
+    return {name.removesuffix(".html"): page(parsed(files[name])) for name in sorted(files)}
 
 
-def _parse(path: Path) -> HtmlElement:
+def parsed(path: Path) -> HtmlElement:
     try:
         from lxml import html
     except ImportError:
@@ -275,6 +275,11 @@ def _parse(path: Path) -> HtmlElement:
 
 def help_page(root: HtmlElement) -> list[str]:
     """Paragraphs of a LibreOffice help page: headings and paragraphs with an id, in the page's body."""
+    return [text for _, text in help_places(root)]
+
+
+def help_places(root: HtmlElement) -> list[tuple[str, str]]:
+    """(id, text) of the paragraphs of a help page. Translators keep the id."""
     area = root.get_element_by_id("DisplayArea", None)
     if area is None:
         return []
@@ -282,7 +287,10 @@ def help_page(root: HtmlElement) -> list[str]:
     def dropped(e: HtmlElement) -> bool:
         return e.tag in {"script", "style", "noscript", "nav", "pre"} or "code" in e.get("class", "")
 
-    return list(_paragraphs(area, lambda e: e.tag in HEADINGS | {"p"} and e.get("id") is not None, dropped))
+    def block(e: HtmlElement) -> bool:
+        return e.tag in HEADINGS | {"p"} and e.get("id") is not None
+
+    return [(e.get("id"), text) for e, text in _paragraphs(area, block, dropped)]
 
 
 def handbook_page(root: HtmlElement) -> list[str]:
@@ -302,11 +310,11 @@ def handbook_page(root: HtmlElement) -> list[str]:
             e.tag == "div" and "para" in e.get("class", "").split()
         )
 
-    return list(_paragraphs(root, block, dropped))
+    return [text for _, text in _paragraphs(root, block, dropped)]
 
 
-def _paragraphs(root: HtmlElement, block, dropped) -> Iterator[str]:
-    """The text of each block, in page order, without the blocks inside it (they come on their own)."""
+def _paragraphs(root: HtmlElement, block, dropped) -> Iterator[tuple[HtmlElement, str]]:
+    """Each block with its text, in page order, without the blocks inside it (they come on their own)."""
     for element in root.iter():
         if not isinstance(element.tag, str) or not block(element):
             continue
@@ -314,7 +322,7 @@ def _paragraphs(root: HtmlElement, block, dropped) -> Iterator[str]:
             continue
         text = " ".join("".join(_own_text(element, block, dropped)).split())
         if text:
-            yield text
+            yield element, text
 
 
 def _own_text(element: HtmlElement, block, dropped) -> Iterator[str]:

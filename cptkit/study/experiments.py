@@ -18,7 +18,8 @@ from typing import Any
 
 import pandas as pd
 
-from cptkit.data.mixture import Constant, Mixture
+from cptkit.data.mixture import Mixture
+from cptkit.data.weights import Constant
 from cptkit.study import stats, store
 from cptkit.study.plans import Text
 from cptkit.study.profiles import Profile, load_profile

@@ -7,8 +7,10 @@ grid has headline arms, run with all seeds of the profile, and further arms, run
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from cptkit.data.corpus import CorpusSpec
+from cptkit.data.order import Buckets, Paced, Sorted
 from cptkit.train.config import ConfigError
 from cptkit.train.restraint import Coherence, Gate, TrustRegion
 from cptkit.train.schedule import Schedule
@@ -248,3 +250,115 @@ class Bilingual:
     steps: int
     source_share: float
     rate: float
+
+
+@dataclass(frozen=True)
+class TopicPlan:
+    """Notebook 08: the target divided by topic, with shares that are fixed or follow perplexity.
+
+    The source keeps `source_share`. Fixed shares go as (size of the topic) ** power, for each of `powers`:
+    1 is proportional, 0 uniform. Fed-back shares are set every `every` steps with each of `alphas`. With
+    the first alpha also: on topics of which `errors` are wrong, on those of a classifier that has seen
+    `labels` documents, and with `groups` of topics moved as one. `eta` is the strength of exponentiated
+    gradient on excess loss, against the proportional run. The first two powers and the first alpha are run
+    with all seeds.
+    """
+
+    source_share: float = 0.2
+    steps: int = 0
+    every: int = 10
+    probe: int = 10
+    powers: tuple[float, ...] = (1.0, 0.0)
+    alphas: tuple[float, ...] = (1.0,)
+    normalise: Literal["relative", "largest", "sum"] = "largest"
+    smoothing: float = 0.0
+    floor: float = 0.01
+    cap: float = 1.0
+    errors: tuple[float, ...] = ()
+    labels: int = 0
+    threshold: float = 0.0
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    eta: float | None = None
+    documents: int = 20  # of each topic's validation text, when shares are set
+    megabytes: float | None = None  # of all validation text, where the profile's own is too long to probe
+
+    def __post_init__(self) -> None:
+        if self.steps and 1.0 not in self.powers:
+            raise ConfigError("topics.powers: 1, proportional, is what the others are compared with")
+
+
+@dataclass(frozen=True)
+class OrderPlan:
+    """Notebook 09: the same target text in other orders, at `source_share`; `orders` with all seeds.
+
+    Arm `random` is always run. `more` are run with the first seed. With `subjects` the topics also follow
+    each other, one by one. `describe` sequences are scored to show what a score prefers.
+    """
+
+    source_share: float = 0.2
+    steps: int = 0
+    orders: dict[str, Sorted | Buckets | Paced] = field(default_factory=dict)
+    more: dict[str, Sorted | Buckets | Paced] = field(default_factory=dict)
+    subjects: bool = False
+    describe: int = 500
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Two stages over one learning-rate schedule: shares of source, target and synthetic text in each.
+
+    The second begins after `first_share` of the steps, at a multiple of `every`; topics are divided anew
+    every `every` steps with `alpha`. P3: 2 : 8 : 0, then 1 : 7 : 2, target first.
+    """
+
+    steps: int
+    every: int
+    first_share: float = 0.75
+    first: tuple[float, float, float] = (0.8, 0.2, 0.0)
+    second: tuple[float, float, float] = (0.7, 0.1, 0.2)
+    alpha: float = 0.5
+    schedule: Schedule = Schedule("wsd")
+
+    def __post_init__(self) -> None:
+        for shares in (self.first, self.second):
+            if abs(sum(shares) - 1) > 1e-9 or min(shares) < 0:
+                raise ConfigError(f"synthesis.stages: shares must sum to 1, not {shares}")
+        if self.schedule.kind != "wsd":
+            raise ConfigError("synthesis.stages.schedule: wsd, one decay at the end of both stages")
+
+    @property
+    def switch(self) -> int:
+        """The first step of the second stage."""
+        return round(self.first_share * self.steps / self.every) * self.every
+
+
+@dataclass(frozen=True)
+class SynthesisPlan:
+    """Notebook 10: question-answer text made of passages, in place of target text, at `source_share`.
+
+    `teacher` "world" asks the lab world, with exact error rates; "model" asks the profile's own start
+    model, which must be an instruct model. `passages` is the text it is asked about (default: the
+    target's), the first `count` documents of it. `shares` of all tokens are synthetic; at the share `at`
+    the answers have `errors`. The first and `at` are run with all seeds. `stages` is P3's recipe and what
+    it is made of; `sizes` names sizes of the scaling section on which the same arms are run, to see whether
+    a small model ranks them as the larger does.
+    """
+
+    teacher: Literal["world", "model"] = "world"
+    passages: CorpusSpec | None = None
+    count: int = 0
+    pairs: int = 6
+    max_tokens: int = 160
+    discipline: str = "general education"
+    template: str = "lab"
+    source_share: float = 0.2
+    steps: int = 0
+    shares: tuple[float, ...] = ()
+    errors: tuple[float, ...] = ()
+    at: float = 0.2
+    stages: Stages | None = None
+    sizes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.errors and self.at not in self.shares:
+            raise ConfigError("synthesis.at: errors are compared at one of the shares")

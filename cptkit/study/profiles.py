@@ -23,9 +23,12 @@ from cptkit.study.plans import (
     EnglishMixing,
     Languages,
     LoraPlan,
+    OrderPlan,
     Replay,
     Scaling,
+    SynthesisPlan,
     Text,
+    TopicPlan,
     Transfer,
 )
 from cptkit.train.config import ConfigError, from_dict, nearest, read_toml
@@ -90,6 +93,9 @@ class Profile:
     scaling: Scaling | None = None
     replay: Replay | None = None
     languages: Languages | None = None
+    topics: TopicPlan | None = None
+    order: OrderPlan | None = None
+    synthesis: SynthesisPlan | None = None
     transfer: Transfer | None = None
     bilingual: Bilingual | None = None
     measurement: bool = True

@@ -29,9 +29,9 @@ def shared_steps(a: RunSpec, b: RunSpec) -> int:
     """How many first steps of `a` and `b` are the same: 0 unless they differ in their length alone.
 
     Mixtures are functions of the step, never of the length, so the rate is all that can tell two lengths
-    apart before the last step.
+    apart before the last step. An order is of what a run uses, which depends on its length.
     """
-    if dataclasses.replace(a, steps=b.steps) != b:
+    if dataclasses.replace(a, steps=b.steps) != b or a.order:
         return 0
     last = min(a.steps, b.steps) - 1
     rates = ((a.schedule.rate(step, a.steps), b.schedule.rate(step, b.steps)) for step in range(last))

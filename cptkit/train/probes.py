@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from cptkit.data import corpora, patterns, questions
+from cptkit.data.corpus import CorpusSpec
 from cptkit.data.documents import ChoiceItem, DataError
 from cptkit.data.world import World
 from cptkit.eval import choices, copain, drift, perplexity
@@ -39,10 +40,7 @@ class Probes:
         length: int,
     ) -> None:
         self.tokenizer, self.start = tokenizer, start if spec.drift else None
-        self.texts = {
-            name: perplexity.prepare(tokenizer, _first_texts(corpus, cache, spec.documents), length)
-            for name, corpus in spec.perplexity.items()
-        }
+        self.texts = perplexity_texts(spec.perplexity, spec.documents, tokenizer, cache, length)
         self.copain = copain_items(spec.copain) if spec.copain else {}
         self.template = copain.TEMPLATES[spec.copain.template] if spec.copain else None
         self.choices = {name: choice_items(probe, cache) for name, probe in spec.choices.items()}
@@ -63,6 +61,16 @@ class Probes:
         if self.start is not None:
             found |= drift.drift(lora.merged_weights(drift.bare(model)), self.start).metrics("drift")
         return found
+
+
+def perplexity_texts(
+    corpora_: Mapping[str, CorpusSpec], documents: int, tokenizer: Any, cache: Path, length: int
+) -> dict[str, perplexity.TokenTexts]:
+    """The first `documents` documents of each corpus, ready to be scored in rows of `length` tokens."""
+    return {
+        name: perplexity.prepare(tokenizer, _first_texts(corpus, cache, documents), length)
+        for name, corpus in corpora_.items()
+    }
 
 
 def text_probe(
@@ -118,7 +126,7 @@ def choice_items(probe: ChoicesProbe, cache: Path) -> tuple[list[ChoiceItem], li
     return [items[i] for i in sorted(asked)], [items[i] for i in shots]
 
 
-def _first_texts(corpus: corpora.CorpusSpec, cache: Path, count: int) -> list[str]:
+def _first_texts(corpus: CorpusSpec, cache: Path, count: int) -> list[str]:
     texts = [d.text for d in itertools.islice(corpora.read_documents(corpus, cache), count)]
     if not texts:
         raise DataError(f"no validation text in {corpus}")

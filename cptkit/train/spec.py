@@ -16,7 +16,8 @@ from typing import Literal
 
 from cptkit.data import corpora
 from cptkit.data.corpus import CorpusSpec
-from cptkit.data.mixture import Constant, Linear, Phases, Switch
+from cptkit.data.order import Buckets, Paced, Sorted
+from cptkit.data.weights import Constant, Dynamic, Linear, Phases, Switch
 from cptkit.train.averaging import Feedback, Released, Shadow
 from cptkit.train.config import ConfigError, dumps, from_dict, read_toml, to_dict
 from cptkit.train.lora import LoraSpec
@@ -141,12 +142,13 @@ class RunSpec:
     """One run. `steps` x `sequences` x `length` is its budget in tokens.
 
     `averaging` says what happens to the weights after the optimiser's step (`averaging.py`, `restraint.py`);
-    `distance_penalty` is the strength of L2-SP. A field that is absent is not part of the run id.
+    `distance_penalty` is the strength of L2-SP; `order` gives sources another order than a random one, by
+    the scores of the start model. A field that is absent is not part of the run id.
     """
 
     model: ModelSpec
     sources: dict[str, CorpusSpec]
-    mixture: Constant | Switch | Linear | Phases
+    mixture: Constant | Switch | Linear | Phases | Dynamic
     steps: int
     sequences: int = 32
     length: int = 256
@@ -160,6 +162,7 @@ class RunSpec:
     averaging: Feedback | Released | Shadow | TrustRegion | Coherence | Gate | None = None
     lora: LoraSpec | None = None
     distance_penalty: float | None = None
+    order: dict[str, Sorted | Buckets | Paced] | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.sequences < 1 or self.length < 2:
@@ -172,6 +175,8 @@ class RunSpec:
             raise ConfigError("distance_penalty must be positive; leave it out for none")
         if self.distance_penalty is not None and self.lora is not None:
             raise ConfigError("distance_penalty is on the weights themselves, which LoRA does not train")
+        if unknown := [name for name in self.order or () if name not in self.sources]:
+            raise ConfigError(f"order: {unknown[0]!r} is not a source; known: {', '.join(self.sources)}")
 
     @property
     def tokens(self) -> int:
@@ -195,6 +200,7 @@ def run_id(spec: RunSpec, cache: Path) -> str:
     texts += [c.corpus for c in spec.probes.choices.values() if c.corpus is not None]
     texts += spec.model.tokenizer.corpora if spec.model.tokenizer else ()
     texts += [spec.averaging.text] if isinstance(spec.averaging, Gate) else []
+    texts += spec.mixture.texts.values() if isinstance(spec.mixture, Dynamic) else ()
     prints = sorted({corpora.fingerprint(text, cache) for text in texts})
     files = [Path(c.items) for c in spec.probes.choices.values() if c.items.endswith(".jsonl")]
     prints += [hashlib.sha256(f.read_bytes()).hexdigest() for f in files]

@@ -25,11 +25,13 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
@@ -38,11 +40,14 @@ from tqdm import tqdm
 
 from cptkit.data import corpora, framing, tokens
 from cptkit.data.mixture import Mixture
-from cptkit.eval import forward
+from cptkit.data.order import Order
+from cptkit.data.weights import Dynamic
+from cptkit.eval import forward, scores
 from cptkit.eval.drift import snapshot
-from cptkit.train import checkpoint, forks, lora, models
-from cptkit.train.averaging import Averaging, Feedback, Released, Shadow
+from cptkit.train import averaging, checkpoint, forks, lora, models
+from cptkit.train.averaging import Averaging, Released, Shadow
 from cptkit.train.environment import describe_environment
+from cptkit.train.feedback import Feedback
 from cptkit.train.folder import alone, strict, truncate, write
 from cptkit.train.probes import Probes, text_probe
 from cptkit.train.restraint import Gate, Restraint, distance_penalty
@@ -104,8 +109,13 @@ def train(
     return folder
 
 
-def mixture_of(spec: RunSpec, sources: dict[str, tokens.Packed]) -> Mixture:
-    """The mixture of `spec` over its packed sources, ready to be described or drawn from."""
+def mixture_of(
+    spec: RunSpec, sources: dict[str, tokens.Packed], arrange: Mapping[str, Callable] | None = None
+) -> Mixture:
+    """The mixture of `spec` over its packed sources, ready to be described or drawn from.
+
+    Without `arrange` (`_Run` makes it from `spec.order`) every source is in random order.
+    """
     return Mixture(
         {name: packed.n_sequences for name, packed in sources.items()},
         spec.length,
@@ -114,6 +124,7 @@ def mixture_of(spec: RunSpec, sources: dict[str, tokens.Packed]) -> Mixture:
         spec.sequences,
         spec.seed,
         spec.max_epochs,
+        arrange,
     )
 
 
@@ -139,8 +150,6 @@ class _Run:
         self.packed = pack_sources(spec, self.tokenizer, cache, progress=progress)
         for packed in self.packed.values():
             framing.check_vocabulary(packed, self.model.get_input_embeddings().weight.shape[0])
-        self.mixture = mixture_of(spec, self.packed)
-        write(folder / "mixture.txt", self.mixture.describe())
         AcceleratorState._reset_state(
             reset_partial_state=True
         )  # a notebook trains runs of several precisions
@@ -150,11 +159,19 @@ class _Run:
         write(
             folder / "environment.json", json.dumps(describe_environment(self.accelerator.device), indent=1)
         )
+        self.model.to(self.accelerator.device)
         start = snapshot(self.model)  # before a checkpoint is loaded: drift is measured from here
+        self.mixture = mixture_of(spec, self.packed, self._arrange(cache))
+        write(folder / "mixture.txt", self.mixture.describe())
         self.adapted = self._adapt() if spec.lora else None
         self.optimiser = _adamw(self.model, spec)
         self.loss, self.optimiser = self.accelerator.prepare(TokenLoss(self.model), self.optimiser)
         self.probes = Probes(spec.probes, self.model, self.tokenizer, start, cache, spec.length)
+        self.feedback = (
+            Feedback(spec.mixture, self.tokenizer, cache, spec.length)
+            if isinstance(spec.mixture, Dynamic)
+            else None
+        )
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         self.start = [p.detach().clone() for p in self.trained] if spec.distance_penalty else []
         self.averaging = self._averaging(cache)
@@ -175,11 +192,21 @@ class _Run:
                 )
         return lora.adapt(self.model, self.spec.lora, self.spec.seed)
 
+    def _arrange(self, cache: Path) -> dict[str, Callable]:
+        """Per source with an order: its sequences by the scores of the weights as they are: the start."""
+
+        def arranged(name: str, order: Order, used: np.ndarray) -> np.ndarray:
+            with self.accelerator.autocast():
+                found = scores.score(self.model, self.tokenizer, self.packed[name], used, cache)
+            return order.arrange(used, found.per(order.unit), self.spec.seed)
+
+        return {name: partial(arranged, name, order) for name, order in (self.spec.order or {}).items()}
+
     def _averaging(self, cache: Path) -> Averaging | Restraint | None:
         rule, parameters = self.spec.averaging, self.model.named_parameters()
         if rule is None:
             return None
-        if isinstance(rule, Feedback | Released | Shadow):
+        if isinstance(rule, averaging.Feedback | Released | Shadow):
             return Averaging(rule, parameters)
         probe = (
             text_probe(rule, self.model, self.tokenizer, cache, self.spec.length)
@@ -196,6 +223,8 @@ class _Run:
             state = checkpoint.load(path, model=self.model, optimiser=self.optimiser.optimizer)
             self.step, self.seconds = state["step"], state["seconds"]
             self.mixture.load_state_dict(state["mixture"])
+            if self.feedback is not None:
+                self.feedback.load_state(state["feedback"])
             if self.averaging is not None:
                 self.averaging.load_state(checkpoint.load_averaging(path))
         truncate(self.folder / "metrics.jsonl", self.step if path else -1)
@@ -205,6 +234,8 @@ class _Run:
         self.log.flush()
         os.fsync(self.log.fileno())
         state = {"mixture": self.mixture.state_dict(), "seconds": self.seconds}
+        if self.feedback is not None:
+            state["feedback"] = self.feedback.state()
         checkpoint.save(
             place,
             self.step,
@@ -229,12 +260,14 @@ class _Run:
         total, saved = self.spec.steps, time.monotonic()
         if self.step == 0:
             self._probe()
+            self._feed_back()
         with _bar(progress, desc=label, total=total, initial=self.step) as bar:
             while self.step < total:
                 row = self._train_step()
                 bar.set_postfix_str(f"loss {row['loss']:.3f}", refresh=False)
                 bar.update()
                 self._probe()
+                self._feed_back()
                 due = (
                     self.step % every_steps == 0 if every_steps else time.monotonic() - saved > every_seconds
                 )
@@ -296,6 +329,15 @@ class _Run:
             measured = self.probes.measure(self.model, spec.choices_due(self.step, total))
         self.seconds["probes"] += time.perf_counter() - began
         self._log({"kind": "probe"} | measured)
+
+    def _feed_back(self) -> None:
+        if self.feedback is None or not self.feedback.due(self.step, self.spec.steps):
+            return
+        began = time.perf_counter()
+        with self.accelerator.autocast():
+            row = self.feedback.update(self.step, self.model, self.mixture)
+        self.seconds["probes"] += time.perf_counter() - began
+        self._log({"kind": "feedback"} | row)
 
     def _evaluated(self) -> AbstractContextManager:
         """The weights that count: those of a shadow, where there is one."""

@@ -287,7 +287,7 @@ def test_no_document_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "file"}, "kind 'file' is not one of files, hub, lists, package, world"),
+        ({"kind": "file"}, "kind 'file' is not one of files, hub, lists, made, package, world"),
         ({"split": "dev"}, "split 'dev'"),
         ({"unit": "page"}, "unit 'page'"),
         ({"path": ""}, "needs a path"),

@@ -16,16 +16,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from cptkit.data.documents import Document
-from cptkit.data.mixture import (
-    Constant,
-    Linear,
-    Mixture,
-    MixtureError,
-    Phase,
-    Phases,
-    Switch,
-)
+from cptkit.data.mixture import Mixture
 from cptkit.data.tokens import pack
+from cptkit.data.weights import Constant, Linear, MixtureError, Phase, Phases, Switch
 
 HALF = {"target": 0.5, "english": 0.5}
 MIX20 = {"target": 0.8, "english": 0.2}
@@ -450,3 +443,133 @@ def test_drawing_is_cheap():
         mix.next_step()
         seconds.append(time.perf_counter() - start)
     assert sorted(seconds)[20] / 32 < 50e-6  # of a sequence; a low quantile, since the machine is shared
+
+
+# ---- weights that are set while the run goes on ----
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_reweighed_shares_are_exact_to_one_sequence_at_the_end_of_every_interval(data):
+    """Against the sum of what was asked, kept in exact arithmetic; inside an interval, to two."""
+    k, every, batch = (
+        data.draw(st.integers(2, 6)),
+        data.draw(st.integers(1, 6)),
+        data.draw(st.integers(8, 24)),
+    )
+    names, steps = [f"s{i}" for i in range(k)], 6 * every
+    part = st.lists(st.integers(1, 20), min_size=k, max_size=k)
+
+    def shares() -> dict[str, float]:
+        # No share so small that an interval cannot pay back the sequence a source was ahead by.
+        raw = np.array(data.draw(part), float)
+        raw = 0.5 * raw / raw.sum() + 0.5 / k
+        return dict(zip(names, raw.tolist(), strict=True))
+
+    batch = max(batch, 2 * k)
+    now = shares()
+    mix = Mixture(dict.fromkeys(names, 50), 64, Constant(now), steps, batch, 0)
+    target, count, worst = np.zeros(k), np.zeros(k), 0.0
+    for step in range(steps):
+        if step and step % every == 0:
+            now = shares()
+            mix.reweigh(now, every)
+        for name, _ in mix.next_step():
+            target += np.array([now[n] for n in names])
+            count[names.index(name)] += 1
+            worst = max(worst, np.abs(count - target).max())
+        if (step + 1) % every == 0:
+            assert np.abs(count - target).max() < 1
+    assert worst < 2
+    assert mix.audit()["max_deviation"] == pytest.approx(worst)
+    assert [s["asked"] / 64 for s in mix.audit()["sources"].values()] == pytest.approx(target)
+
+
+def test_reweighing_with_the_same_shares_changes_no_count():
+    plain, told = mixture(Constant(MIX20), steps=40), mixture(Constant(MIX20), steps=40)
+    for step in range(40):
+        if step % 5 == 0:
+            told.reweigh(MIX20, 5)
+        plain.next_step(), told.next_step()
+        counts = [m.state_dict()["counts"] for m in (plain, told)]
+        assert all(abs(counts[0][n] - counts[1][n]) <= 1 for n in counts[0])
+    assert counts[0] == counts[1]
+
+
+def test_a_share_that_falls_to_zero_and_comes_back():
+    mix = mixture(Constant(HALF), steps=30, batch=7)
+    for _ in range(10):
+        mix.next_step()
+    mix.reweigh({"target": 1.0, "english": 0.0}, 10)
+    middle = Counter(name for _ in range(10) for name, _ in mix.next_step())
+    assert middle["english"] <= 1
+    mix.reweigh(HALF, 10)
+    end = Counter(name for _ in range(10) for name, _ in mix.next_step())
+    assert abs(end["english"] - 35) <= 1
+
+
+def test_resuming_a_reweighed_mixture_twice_equals_the_uninterrupted_run():
+    def run(stops):
+        mix, drawn = mixture(Constant(HALF), steps=40), []
+        for step in range(40):
+            if step % 8 == 0 and step:
+                mix.reweigh({"target": 0.3 + 0.01 * step, "english": 0.7 - 0.01 * step}, 8)
+            if step in stops:
+                state = json.loads(json.dumps(mix.state_dict()))
+                mix = mixture(Constant(HALF), steps=40)
+                mix.load_state_dict(state)
+            drawn += mix.next_step()
+        return drawn, mix.audit()
+
+    assert run(()) == run((5, 16)) == run((8, 9, 33))
+
+
+def test_reweighing_refuses_what_cannot_be_delivered():
+    mix = mixture(Constant(HALF), sources={"target": 40, "english": 10}, steps=20, batch=4, max_epochs=4.0)
+    with pytest.raises(MixtureError, match="max_epochs"):
+        mix.reweigh({"target": 0.0, "english": 1.0}, 20)
+    with pytest.raises(MixtureError, match="unknown"):
+        mix.reweigh({"targte": 1.0}, 5)
+    with pytest.raises(MixtureError, match="sum to 1"):
+        mix.reweigh({"target": 0.7, "english": 0.7}, 5)
+
+
+def test_shares_are_those_of_the_next_step():
+    mix = mixture(Switch(HALF, MIX20, 3), steps=6)
+    assert mix.shares == HALF
+    for _ in range(3):
+        mix.next_step()
+    assert mix.shares == pytest.approx(MIX20)
+    mix.reweigh(ONLY, 3)
+    assert mix.shares == {"target": 1.0, "english": 0.0}
+
+
+# ---- the order inside a source ----
+
+
+def test_an_arranged_source_gives_the_same_sequences_in_another_order():
+    random = everything(mixture(Constant(MIX20)))
+    up = everything(mixture(Constant(MIX20), arrange={"target": np.sort}))
+    of = {name: [[i for n, i in drawn if n == name] for drawn in (random, up)] for name in MIX20}
+    assert of["target"][1] == sorted(of["target"][1])
+    assert Counter(of["target"][0]) == Counter(of["target"][1])
+    assert of["english"][0] == of["english"][1]
+    assert [n for n, _ in random] == [n for n, _ in up]
+
+
+def test_an_order_that_loses_or_repeats_is_refused():
+    with pytest.raises(MixtureError, match="must keep"):
+        mixture(Constant(MIX20), arrange={"target": lambda used: used[1:]})
+    with pytest.raises(MixtureError, match="must keep"):
+        mixture(Constant(MIX20), arrange={"target": lambda used: np.zeros_like(used)})
+    with pytest.raises(MixtureError, match="unknown"):
+        mixture(Constant(MIX20), arrange={"targte": np.sort})
+
+
+def test_resuming_inside_an_arranged_source_goes_on_in_its_order():
+    mix, drawn = mixture(Constant(MIX20), arrange={"target": np.sort}), []
+    for _ in range(7):
+        drawn += mix.next_step()
+    again = mixture(Constant(MIX20), arrange={"target": np.sort})
+    again.load_state_dict(json.loads(json.dumps(mix.state_dict())))
+    assert drawn + everything(again) == everything(mixture(Constant(MIX20), arrange={"target": np.sort}))

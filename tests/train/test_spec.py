@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from cptkit.data.mixture import Constant, Linear, Phase, Phases, Switch
+from cptkit.data.weights import Constant, Linear, Phase, Phases, Switch
 from cptkit.train.config import ConfigError, from_dict, to_dict
 from cptkit.train.spec import PAPER_STEPS, ModelSpec, ProbesSpec, RunSpec, load_spec
 from tests.conftest import tiny_run

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cptkit.data.corpus import CorpusSpec
-from cptkit.data.mixture import Constant, MixtureError, Switch
+from cptkit.data.weights import Constant, MixtureError, Switch
 from cptkit.train import models, trainer
 from cptkit.train.schedule import Schedule
 from cptkit.train.spec import ModelSpec, OptimiserSpec, ProbesSpec, run_id

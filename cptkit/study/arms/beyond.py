@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from cptkit.data.mixture import Constant
+from cptkit.data.weights import Constant
 from cptkit.study.experiments import TARGET, Study, at_the_end, continued, few_choices, percent
 from cptkit.study.fronts import advantage
 from cptkit.study.profiles import Profile, with_similarity

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from cptkit.data.mixture import Switch
+from cptkit.data.weights import Switch
 from cptkit.study import stats
 from cptkit.study.experiments import (
     SOURCE,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from cptkit.data.mixture import Constant
+from cptkit.data.weights import Constant
 from cptkit.study import stats
 from cptkit.study.experiments import SOURCE, TARGET, Study, continued, percent
 from cptkit.study.laws.closed_form import FLOPS_PER_WEIGHT

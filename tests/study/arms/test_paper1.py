@@ -7,7 +7,7 @@ import dataclasses
 import pandas as pd
 import pytest
 
-from cptkit.data.mixture import Switch
+from cptkit.data.weights import Switch
 from cptkit.study import checks, experiments, fronts, profiles, store
 from cptkit.study.arms import beyond, paper1, paper2, replay
 from cptkit.study.checks import CheckError

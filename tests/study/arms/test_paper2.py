@@ -7,24 +7,13 @@ import dataclasses
 import pandas as pd
 import pytest
 
-from cptkit.data.mixture import Constant
+from cptkit.data.weights import Constant
 from cptkit.study import experiments
 from cptkit.study.arms import paper2, replay
 from cptkit.study.profiles import load_profile
 from cptkit.train import forks
 from cptkit.train.config import ConfigError
-from cptkit.train.spec import ModelSpec, run_id
-
-
-@pytest.fixture
-def lab(tmp_path, monkeypatch):
-    # Planning trains nothing: a base is a name that depends on what is to be pretrained.
-    def base(self):
-        made = experiments.base_run(self.profile)
-        return ModelSpec(start=f"run:{made.model.hidden}-{made.tokens}")
-
-    monkeypatch.setattr(experiments.Study, "base", base)
-    return experiments.open_study("lab", root=tmp_path, progress=False)
+from cptkit.train.spec import run_id
 
 
 def grid(lab):
