@@ -78,7 +78,9 @@ def train_encoder(
         raise TopicError(f"a classifier needs two topics; there are {len(labels)}")
     tokenizer = AutoTokenizer.from_pretrained(start)
     torch.manual_seed(seed)  # the new head
-    model = AutoModelForSequenceClassification.from_pretrained(start, num_labels=len(labels))
+    model = AutoModelForSequenceClassification.from_pretrained(
+        start, num_labels=len(labels), ignore_mismatched_sizes=True
+    )
     rows = [
         dict(tokenizer(d.text, truncation=True, max_length=length)) | {"labels": labels.index(d.topic)}
         for d in labelled
@@ -94,6 +96,7 @@ def train_encoder(
             logging_strategy="no",
             report_to=[],
             disable_tqdm=True,
+            dataloader_pin_memory=torch.cuda.is_available(),
             seed=seed,
         )
         trainer = Trainer(

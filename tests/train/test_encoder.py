@@ -46,7 +46,7 @@ def start(documents, tmp_path_factory):
 
 
 def test_it_learns_topics_and_labels_a_corpus(start, documents, tmp_path):
-    classifier = train_encoder(start, documents[:120], epochs=8, rate=2e-3, length=64)
+    classifier = train_encoder(start, documents, epochs=8, rate=2e-3, length=64)
     held_out = [
         d
         for d in corpora.read_documents(world("l2", "validation", 0.1), None)

@@ -355,7 +355,7 @@ def test_drawing_leaves_no_trace_and_needs_no_pyplot(tmp_path):
     assert dict(rcParams) == before
     assert fig._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"
     code = (
-        "import sys; from cptkit.study import figures; "
+        "import sys; from cptkit.study.views import figures; "
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
