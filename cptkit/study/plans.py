@@ -78,9 +78,9 @@ class AveragingPlan:
 
     The arms of `alphas` x `every`; the first alpha with the first two intervals, and its control, are the
     headline. `rates` are peak rates of plain training, without and with source text. `restraints` names rules
-    that choose their strength, `penalties` strengths of L2-SP, measured in the profile's language; the
-    penalties and what is `kept` also at `similarities`. `kept` are repeated with every seed, as is plain
-    training at `control_rates`.
+    that choose their strength, `penalties` strengths of L2-SP, measured in the profile's language; those of
+    `elsewhere` also at `similarities`. `kept` are repeated with every seed, as is plain training at
+    `control_rates`.
     `lists` is the text of language-free replay, at `list_shares`, `few_lists` one of fewer rules.
     """
 
@@ -95,6 +95,7 @@ class AveragingPlan:
     kept: tuple[str, ...] = ()
     penalties: tuple[float, ...] = ()
     similarities: tuple[float, ...] = ()
+    elsewhere: tuple[str, ...] = ()
     merging: tuple[float, ...] = ()
     lists: CorpusSpec | None = None
     list_shares: tuple[float, ...] = ()

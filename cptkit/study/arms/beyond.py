@@ -25,8 +25,8 @@ LISTS = "lists"
 def restraints(study: Study) -> list[Arm]:
     """Rules that choose their strength, and L2-SP; label `similarity` (None: the profile's own language).
 
-    Rules and penalties with the first seed, those in `kept` with every seed, and so their controls. Other
-    languages are for what is kept and for L2-SP; rules that lost in the first one (LOG.md) stay there.
+    Rules and penalties with the first seed, those in `kept` with every seed, and so their controls; in other
+    languages what the plan names for `elsewhere`.
     """
     plan, model = study.profile.averaging, study.base()
     first = study.profile.seeds[0]
@@ -38,10 +38,11 @@ def restraints(study: Study) -> list[Arm]:
         def add(name: str, seed: int, profile: Profile = profile, labels: dict = labels, **k: Any) -> None:
             arms.append(Arm("restraints", name, seed, continued(profile, model, 0.0, seed=seed, **k), labels))
 
-        tried = [name for name in plan.restraints if similarity is None or name in plan.kept]
-        rules = {name: {"averaging": plan.restraints[name]} for name in tried}
+        rules = {name: {"averaging": rule} for name, rule in plan.restraints.items()}
         rules |= {f"l2sp_{strength:g}": {"distance_penalty": strength} for strength in plan.penalties}
-        for name, rule in rules.items():
+        tried = rules if similarity is None else [name for name in rules if name in plan.elsewhere]
+        for name in tried:
+            rule = rules[name]
             for seed in study.profile.seeds if name in plan.kept else (first,):
                 add(name, seed, **rule, **ends)
         for rate in plan.control_rates if similarity is not None else ():

@@ -163,9 +163,10 @@ def test_restraints_have_controls_in_every_language(lab):
         similarity = arm.spec.sources["target"].params["similarity"]
         assert similarity == (arm.labels["similarity"] or 0.3)
         assert "source" not in arm.spec.sources
-    kept = set(lab.profile.averaging.kept)
-    elsewhere = {a.arm for a in arms if a.labels["similarity"] == 0.9 and not a.arm.startswith("l2sp")}
-    assert elsewhere == {name for name in kept if not name.startswith("l2sp")} | {"none"}
+    plan = lab.profile.averaging
+    here = {a.arm for a in arms if a.labels["similarity"] is None}
+    assert here == {*plan.restraints, *(f"l2sp_{p:g}" for p in plan.penalties)}
+    assert {a.arm for a in arms if a.labels["similarity"] == 0.9} == {*plan.elsewhere, "none"}
     further = [a for a in arms if a.labels["similarity"] == 0.9 and a.arm == "none"]
     assert len(further) == 3 * len(lab.profile.averaging.control_rates)
 
