@@ -175,7 +175,10 @@ def plain_log_axis(ax: Axes) -> None:
 
 
 def percent_axis(axis: Axis) -> None:
+    """Shares in per cent. Where all that is drawn is 0, matplotlib would invent shares below it."""
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.6g} %"))
+    if not axis.get_data_interval().any():
+        getattr(axis.axes, f"set_{axis.axis_name}lim")(-0.005, 0.1)
 
 
 def _marks(ax: Axes, published: pd.DataFrame, last: int) -> pd.DataFrame:

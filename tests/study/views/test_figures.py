@@ -380,3 +380,11 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         figures.label_perplexity(mixing(("none",)), tmp_path)
     assert (tmp_path / "fig3_label_perplexity.png").read_bytes() == old
+
+
+@pytest.mark.parametrize(("values", "floor"), [([0.0, 0.0], -0.005), ([0.0, 0.5], -0.025)])
+def test_shares_that_are_all_zero_have_no_axis_below_zero(values, floor):
+    ax = style.new(3, 3).subplots()
+    ax.plot([0, 1], values)
+    curves.percent_axis(ax.yaxis)
+    assert ax.get_ylim()[0] == pytest.approx(floor)
